@@ -22,6 +22,7 @@ from service.api.docs.openapi import ABOUT, TAGS
 from service.api.files import RenderedFiles
 from service.api.generation import generate
 from service.api.http.access import AccessControl, ApiKeys
+from service.api.http.heads import HeadAsGet
 from service.api.http.key_file import InvalidKeyFile
 from service.api.http.ports import PortUnusable
 from service.api.http.scope import RequestScope, Traffic
@@ -167,8 +168,9 @@ def _add_layers(app: FastAPI, settings: Settings, keys: ApiKeys, shared: SharedL
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
+    app.add_middleware(HeadAsGet)
     app.add_middleware(RequestScope, settings=settings, metrics=app.state.metrics, traffic=app.state.traffic)

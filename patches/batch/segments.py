@@ -7,7 +7,7 @@ written once, for a segment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import TypeVar
@@ -45,16 +45,15 @@ class Batch:
     """The segments of one forward, and the tables its layers share.
 
     ``packed`` batches have their sequences one after another in a single row, keys likewise. ``columns`` is the number
-    of key columns that a full cache has seen, for layers that cache only the last ones. ``places`` are those of a
-    sequence's keys in a cache that attention reads in place. With them are those behind, which only it will write, and
-    which have finite numbers. Sequences whose keys are copied have None. A sequence has the same one of ``names`` from
-    step to step.
+    of key columns that a full cache has seen, for layers that cache only the last ones. ``places`` are the runs of each
+    sequence's keys in a cache that attention reads in place. The last run has those behind too, which only it will
+    write, and which have finite numbers. A sequence has the same one of ``names`` from step to step.
     """
 
     segments: list[Segment]
     columns: int = 0
     packed: bool = False
-    places: list[range | None] | None = None
+    places: list[list[range]] | None = None
     names: list[str] = field(default_factory=list)
     _shared: dict[Hashable, object] = field(default_factory=dict)
     _calls: Counter[int] = field(default_factory=Counter)
@@ -72,10 +71,8 @@ class Batch:
         return all(
             own.slot == other.slot
             and own.q_start == other.q_stop
-            and place is not None
-            and other_place is not None
-            and place.start == other_place.start
-            for own, other, place, other_place in each
+            and (runs[:-1], runs[-1].start) == (other_runs[:-1], other_runs[-1].start)
+            for own, other, runs, other_runs in each
         )
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -91,7 +88,7 @@ class Batch:
 
 
 def packed_batch(
-    sequences: list[tuple[int, int, int]], places: list[range | None] | None = None, names: Iterable[str] = ()
+    sequences: list[tuple[int, int, int]], places: list[list[range]] | None = None, names: Iterable[str] = ()
 ) -> Batch:
     """Batch of a packed row from (slot, first position, number of new tokens) per sequence."""
     segments, column = [], 0
@@ -99,6 +96,16 @@ def packed_batch(
         segments.append(Segment(slice(0, 1), slice(column, column + length), slot, q_start, 0))
         column += length
     return Batch(segments, packed=True, places=places, names=list(names))
+
+
+def part_of(runs: Sequence[range], span: range) -> Iterator[range]:
+    """The places of keys ``span`` of a sequence with its keys in ``runs``."""
+    first = 0
+    for run in runs:
+        part = run[max(0, span.start - first) : max(0, span.stop - first)]
+        if part:
+            yield part
+        first += len(run)
 
 
 def padded_batch(rows: int, position_ids: torch.Tensor, padding_mask: torch.Tensor | None) -> Batch:

@@ -22,7 +22,6 @@ from service import context
 from service.engine.choice import CannotGenerate
 from service.engine.failures import EngineFailed, EngineStopping
 from service.engine.out_of_memory import OutOfMemory
-from service.engine.request import GrammarFailed
 from service.errors import (
     CLIENT_CLOSED_REQUEST,
     MAX_CHARS,
@@ -109,9 +108,6 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
         else ApiError(503, f"the engine failed and is restarting: {error}", code="engine_failed")
     ),
     OutOfMemory: _out_of_memory,
-    GrammarFailed: lambda error: bad_request(
-        f"structured_outputs: the answer cannot go on by its grammar: {error}", "structured_outputs", "grammar_failed"
-    ),
     NotANumber: lambda error: ApiError(500, str(error), code="not_a_number"),
     ClientGone: _client_gone,
     ClientDisconnect: _client_gone,

@@ -42,6 +42,7 @@ async def answer(body: EvaluationRequest, request: Request, key: str | None) -> 
     """Run one evaluation for one request, or queue it under the idempotency key ``key``."""
     if body.background:
         return await submit(body, request, key)
+    as_csv = _is_for_csv(request.headers.get("accept", ""), stream=body.stream)
     if "reuse" in body.model_fields_set:
         raise bad_request("reuse is for jobs: send it with background, or to /jobs; here all is measured", "reuse")
     state = request.app.state
@@ -61,10 +62,22 @@ async def answer(body: EvaluationRequest, request: Request, key: str | None) -> 
         return event_stream(stream)
     result = await _run(plan, models, tickets, state.workers, lambda progress: None)
     written, packed = await _kept(result, request)
-    accept = request.headers.get("accept", "")
-    if (weight := _weight(accept, "text/csv")) and weight >= _weight(accept, "application/json"):
+    if as_csv:
         return await result_file("csv", result.id, packed, request)
     return Response(written, media_type="application/json")
+
+
+def _is_for_csv(accept: str, *, stream: bool) -> bool:
+    """True if the header ``accept`` asks for CSV rather than JSON.
+
+    Raises:
+        ApiError: when such an answer is to ``stream``, which the header does not accept.
+    """
+    weight = _weight(accept, "text/csv")
+    is_for_csv = weight > 0 and weight >= _weight(accept, "application/json")
+    if stream and is_for_csv and weight > _weight(accept, "text/event-stream"):
+        raise bad_request("stream: must be false with Accept: text/csv, or accept text/event-stream", "stream")
+    return is_for_csv
 
 
 def _weight(accept: str, kind: str) -> float:

@@ -1,4 +1,4 @@
-"""Probes: is the process there, and would a request be served now. HEAD is GET without the body."""
+"""Probes: is the process there, and would a request be served now."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from service.models.parallel import LOST
 router = APIRouter(tags=["health"])
 
 
-@router.head("/health/live", response_model=None, include_in_schema=False)
 @router.get("/health/live")
 async def live() -> Live:
     """The event loop answers."""
     return Live(status="ok")
 
 
-@router.head("/health/ready", response_model=None, include_in_schema=False)
 @router.get("/health/ready", response_model=Ready)
 async def ready(request: Request) -> JSONResponse | dict[str, Any]:
     """Every engine's generation thread runs and moves; 503 otherwise, and a dead or stalled one is replaced."""
@@ -34,8 +32,6 @@ async def ready(request: Request) -> JSONResponse | dict[str, Any]:
     return {"status": "ok", "models": loads}
 
 
-@router.head("/health", response_model=None, include_in_schema=False)
-@router.head("/v1/health", response_model=None, include_in_schema=False)
 @router.get("/health", response_model=Live)
 @router.get("/v1/health", response_model=Live)
 async def health(request: Request) -> JSONResponse | Live:

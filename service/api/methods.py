@@ -185,7 +185,7 @@ def _resolved(
     except InvalidEncoding:
         raise
     except ValueError as error:
-        raise bad_request(str(error), "name") from error
+        raise bad_request(str(error), _at_fault(name, str(error), own)) from error
     plain = before.inv_freq or (0.0,) * (served.patch.geometry.rotary_dim // 2)
     after = resolved.inv_freq or (0.0,) * len(plain)
     table = FrequencyTable(
@@ -196,6 +196,14 @@ def _resolved(
         pairs=[_pair(i, *both, served.trained_length) for i, both in enumerate(zip(plain, after, strict=True))],
     )
     return table, label_of(method), resolved.recipe
+
+
+def _at_fault(name: str, message: str, own: dict[str, str]) -> str:
+    """The query parameter that ``message`` opens with. A field of the schedule underneath came in ``base``."""
+    field = message.partition(":")[0]
+    if field in METHODS[name].model_fields and field != "method":
+        return field
+    return "base" if "base" in own else "name"
 
 
 def _pair(index: int, before: float, after: float, trained_length: int) -> Pair:

@@ -58,12 +58,12 @@ def encodings(texts: list[str] | None, *, check: bool = True) -> list[dict[str, 
     if not texts:
         return None
     from patches import from_text
-    from service.policy.auto import AUTO, parse_encoding
+    from service.policy.auto import auto_fields, is_auto, parse_encoding
 
     several = []
     for text in texts:
         try:
-            fields = {"method": AUTO} if text.strip() == AUTO else from_text(text)
+            fields = auto_fields(text) if is_auto(text) else from_text(text)
             if check:
                 parse_encoding(fields)
         except ValueError as error:

@@ -101,6 +101,11 @@ class Auto(Method):
     )
     origin: Origin = Field(Origin(source="request"), description="Origin of the ranges, for the record.")
 
+    @classmethod
+    def unknown_field(cls, name: str) -> str:
+        """The other fields are those of answers."""
+        return f"unknown field: {AUTO} takes ranges or nothing, and chooses by the reserved length"
+
     def chosen(self, length: int) -> tuple[int, Range]:
         """(longest length before the range, range) of a reserved length in tokens.
 
@@ -145,7 +150,12 @@ def _kind(value: Any) -> str:
     return AUTO if is_auto(value) else "named"
 
 
-def _fields(value: Any) -> Any:
+def auto_fields(value: Any) -> Any:
+    """Request fields of ``auto`` in any form.
+
+    Raises:
+        ValueError: for the word with parameters.
+    """
     if not isinstance(value, str):
         return value
     if value.strip() != AUTO:
@@ -157,7 +167,7 @@ if TYPE_CHECKING:
     Encoding = Method
 else:
     Encoding = Annotated[
-        Annotated[Auto, BeforeValidator(_fields, json_schema_input_type=Literal[AUTO] | Auto), Tag(AUTO)]
+        Annotated[Auto, BeforeValidator(auto_fields, json_schema_input_type=Literal[AUTO] | Auto), Tag(AUTO)]
         | Annotated[PositionEncoding, Tag("named")],
         Discriminator(_kind),
     ]

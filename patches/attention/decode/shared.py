@@ -6,7 +6,7 @@ about as many keys. The rule knows shapes only, so a server computes the same af
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -95,8 +95,7 @@ def _are_summed(scores: int, sequences: int, heads: int, kv_heads: int) -> bool:
 
 def shared_calls(
     readings: Sequence[Reading | None],
-    places: Sequence[range | None],
-    runs: Callable[[int], Sequence[range]],
+    runs: Sequence[Sequence[range]],
     lengths: Sequence[int],
     query: torch.Tensor,
     cached: Cached,
@@ -105,18 +104,19 @@ def shared_calls(
 ) -> SharedCalls:
     """The shared calls of sequences with ``lengths`` keys. Those without a reading are in none.
 
-    ``places`` are as in ``strided_batches``, and ``runs`` are the places of a sequence's keys, also of those ahead.
-    Those in ``spare`` are of none. Tensors are as in ``attend``.
+    ``runs`` are the places of each sequence's keys, and of those ahead. Those in ``spare`` are of none. Tensors are as
+    in ``attend``.
     """
     first = _ragged(readings, runs, lengths, query, cached, spare, course)
     if first is not None:
         readings = [None if number in first.members else reading for number, reading in enumerate(readings)]
+    places = [own[0] if len(own) == 1 else None for own in runs]
     return SharedCalls(first, strided_batches(readings, places, lengths, query, cached[0].shape[0]))
 
 
 def _ragged(
     readings: Sequence[Reading | None],
-    runs: Callable[[int], Sequence[range]],
+    runs: Sequence[Sequence[range]],
     lengths: Sequence[int],
     query: torch.Tensor,
     cached: Cached,
@@ -140,7 +140,7 @@ def _ragged(
     spare = spare if course is None else course.rings.free
     members, scores, room = list[Member](), 0, len(spare)
     for number, reading in read.items():
-        member = Member(number, reading, lengths[number], runs(number), in_rings[number])
+        member = Member(number, reading, lengths[number], runs[number], in_rings[number])
         if member.turned_keys <= room:
             members.append(member)
             scores += heads * reading.keys(member.length)

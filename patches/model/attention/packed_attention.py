@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 
 from patches.attention.decode.plan import STEPS, Decoding, Plan
@@ -25,7 +23,7 @@ from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observer
 from patches.attention.paged.batch import PagedBatch, Role
 from patches.attention.positions import SegmentPositions
-from patches.batch.segments import Batch, packed_lengths
+from patches.batch.segments import Batch, packed_lengths, part_of
 from patches.model.attention.segment_attention import SegmentAttention, num_sinks_of
 from patches.model.forward import Forwards
 from patches.model.measuring.measurement import Measurement
@@ -35,17 +33,16 @@ from patches.model.measuring.measurement import Measurement
 class Row:
     """States of one layer: ``query`` [1, heads, tokens, dim] of the ``new`` tokens of sequences with ``num_kv`` keys.
 
-    ``cached`` are keys and values of all sequences [1, kv_heads, keys, dim]. With ``places``, they are those of the
-    whole cache [kv_heads, places, dim], and ``copied`` has the places of sequences that have none. No sequence has
-    those in ``spare``. By kind of layer, ``decoding`` has its rings and plans.
+    ``cached`` are keys and values of all sequences [1, kv_heads, keys, dim]. In a ``batch`` with places, they are those
+    of the whole cache [kv_heads, places, dim]. No sequence has those in ``spare``. By kind of layer, ``decoding`` has
+    its rings and plans.
     """
 
     query: torch.Tensor
     cached: tuple[torch.Tensor, torch.Tensor]
     new: list[int]
     num_kv: list[int]
-    places: list[range | None] | None = None
-    copied: torch.Tensor | None = None
+    batch: Batch
     spare: range = range(0)
     decoding: dict[Hashable, Decoding] = field(default_factory=dict)
 
@@ -56,38 +53,16 @@ class Row:
         queries, (keys, values) = _divided(self.query, self.new), self._divided_cached
         return [(queries[number], keys(number), values(number)) for number in members]
 
-    def runs_of(self, number: int) -> list[range]:
-        """The places of a sequence's keys in the whole cache, and of those that it will have in place."""
-        assert self.places is not None
-        place = self.places[number]
-        return self._copied_runs[number] if place is None else [place]
+    @property
+    def places(self) -> list[list[range]]:
+        """The runs of each sequence's keys in the whole cache, and of those that it will have in place."""
+        assert self.batch.places is not None
+        return self.batch.places
 
     @property
     def room(self) -> int:
         """Keys that each sequence may get in place."""
-        rooms = [
-            0 if place is None else len(place) - length
-            for place, length in zip(self.places or (), self.num_kv, strict=True)
-        ]
-        return min(rooms)
-
-    @cached_property
-    def _copied_lengths(self) -> dict[int, int]:
-        """Number of keys of each sequence without places."""
-        assert self.places is not None
-        each = enumerate(zip(self.places, self.num_kv, strict=True))
-        return {number: length for number, (place, length) in each if place is None}
-
-    @cached_property
-    def _copied_runs(self) -> dict[int, list[range]]:
-        assert self.copied is not None
-        stops = np.cumsum(list(self._copied_lengths.values()))
-        copied = self.copied.numpy()[: stops[-1]]
-        edges = np.union1d(np.flatnonzero(np.diff(copied) != 1) + 1, stops)
-        firsts, lasts = copied[[0, *edges[:-1]]].tolist(), copied[edges - 1].tolist()
-        runs = [range(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
-        counts = pairwise([0, *(np.searchsorted(edges, stops) + 1).tolist()])
-        return {number: runs[slice(*span)] for number, span in zip(self._copied_lengths, counts, strict=True)}
+        return min(sum(map(len, runs)) - length for runs, length in zip(self.places, self.num_kv, strict=True))
 
     @cached_property
     def _divided_cached(self) -> list[Callable[[int], torch.Tensor]]:
@@ -95,17 +70,15 @@ class Row:
         return [self._divided(states) for states in self.cached]
 
     def _divided(self, states: torch.Tensor) -> Callable[[int], torch.Tensor]:
-        if self.places is None or self.copied is None:
+        if self.batch.places is None:
             return _divided(states, self.num_kv).__getitem__
-        places, num_kv, whole, lengths = self.places, self.num_kv, states[None], self._copied_lengths
-        copies: dict[int, torch.Tensor] = {}
-        if lengths:
-            parts = _divided(states.index_select(1, self.copied)[None], list(lengths.values()))
-            copies = dict(zip(lengths, parts, strict=True))
+        whole, places, num_kv = states[None], self.places, self.num_kv  # the row itself would be in a circle
 
         def of(number: int) -> torch.Tensor:
-            place = places[number]
-            return copies[number] if place is None else whole.narrow(2, place.start, num_kv[number])
+            runs, length = places[number], num_kv[number]
+            if len(runs) == 1:
+                return whole.narrow(2, runs[0].start, length)
+            return torch.cat([whole[:, :, run.start : run.stop] for run in part_of(runs, range(length))], 2)
 
         return of
 
@@ -175,7 +148,7 @@ class PackedAttention:
 
     def _plan(self, row: Row, batch: Batch, layer: Layer, role: Role, kind: Hashable) -> Plan:
         """The calls that read the sequences, the same in layers of one ``kind``: one role and window."""
-        is_kept = row.places is not None and batch.names and row.spare
+        is_kept = batch.places is not None and batch.names and row.spare
         if not is_kept or not turns_once(row.query, row.cached, row.num_kv):
             row.decoding.pop(kind, None)  # other calls turn keys in the places of rings
             return self._planned(row, batch, layer, role, None)
@@ -190,13 +163,13 @@ class PackedAttention:
     def _planned(self, row: Row, batch: Batch, layer: Layer, role: Role, rings: Rings | None) -> Plan:
         each = self._readings(row, batch, layer, role, rings is not None)
         readings, shared = [None if own is None else own[0] for own in each], NONE
-        if row.places is not None:
+        if batch.places is not None:
             course = None
             if rings is not None:
                 steps = min(0 if own is None else len(own) for own in each)
                 course = Course(batch.names, rings, [[] if own is None else own[1:steps] for own in each])
             own = row.query, row.cached, row.spare, course
-            shared = shared_calls(readings, row.places, row.runs_of, row.num_kv, *own)
+            shared = shared_calls(readings, row.places, row.num_kv, *own)
         rest = sorted(set(range(len(readings))).difference(shared.members))
         order = [*shared.members, *rest]
         is_in_order = order == list(range(len(order)))
@@ -262,11 +235,11 @@ class PackedAttention:
         if batch.places is None:
             if "cache" in paged:
                 key, value = self._through_cache(key, value, batch, paged, index)
-            return Row(query, (key, value), *_lengths(batch, paged))
-        cached, copied = paged["cache"].write(*self._cached_states(key, value, batch, index), paged)
+            return Row(query, (key, value), *_lengths(batch, paged), batch)
+        cached = paged["cache"].write(*self._cached_states(key, value, batch, index), paged)
         pages = _narrowed(cached[0], key.shape[-1]), _narrowed(cached[1], value.shape[-1])
         cache = paged["cache"]
-        return Row(query, pages, *_lengths(batch, paged), batch.places, copied, cache.spare_places, cache.decoding)
+        return Row(query, pages, *_lengths(batch, paged), batch, cache.spare_places, cache.decoding)
 
     def _through_cache(
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, paged: dict[str, Any], index: int

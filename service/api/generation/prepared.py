@@ -5,8 +5,8 @@ Every route that generates takes this way, so that all of them refuse the same t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,13 +18,14 @@ from patches import Method, ResolvedRecipe
 from service.api.auto import choice_of, with_ranges
 from service.api.generation.pieces import Piece, Pieces
 from service.api.generation.prompts import Prompt, check_logprobs, check_min_tokens, check_prompt, prompts_of
+from service.api.generation.refusals import refused
 from service.api.generation.structure import Structure
 from service.api.generation.text import TextStream
 from service.api.quotas import admit, charge, log_prompts, upper_bound
 from service.api.responses import AutoChoice
 from service.engine.generation import Generation
 from service.engine.request import Grammar, SamplingParams, TokenLogprobs
-from service.errors import bad_request, context_length_exceeded
+from service.errors import context_length_exceeded
 from service.evaluation.scoring import TokenScores, prompt_scores
 from service.models.registry import ServedModel
 from service.models.text.grammar_parts import Delimiter
@@ -32,7 +33,7 @@ from service.models.text.grammar_text import GrammarRefused, tried
 from service.policy.auto import Auto
 from service.settings import Settings
 from service.sharing.admission import Ticket
-from service.sharing.workers import ChildFailed, Workers
+from service.sharing.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,9 @@ class PreparedPrompt:
         """Pieces of one answer, the last of them with a finish reason. ``offset`` is where its text begins.
 
         ``on_prefill`` gets the prompt tokens done, between the chunks of a long prompt.
+
+        Raises:
+            ApiError: when the answer cannot go on by its grammar.
         """
         pieces = self._pieces(sampling, offset)
         steps = self.model.engine.generate(
@@ -117,14 +121,15 @@ class PreparedPrompt:
             cache_salt=self.wanted.cache_salt,
             on_prefill=on_prefill,
         )
-        async with aclosing(steps) as generations:
-            async for generation in generations:
-                piece = pieces.take(generation)
-                if piece.finish_reason is not None:
-                    generation.finish_reason = piece.finish_reason  # a stop string counts in the engine's metrics too
-                yield piece
-                if piece.finish_reason is not None:
-                    break
+        with refused(self.wanted.structure):
+            async with aclosing(steps) as generations:
+                async for generation in generations:
+                    piece = pieces.take(generation)
+                    if piece.finish_reason is not None:
+                        generation.finish_reason = piece.finish_reason  # a stop string counts in the metrics too
+                    yield piece
+                    if piece.finish_reason is not None:
+                        break
 
     async def score(self, chunk: int | None, *, top: int, with_next: bool) -> TokenScores:
         """Scores of the prompt's tokens, in chunks of at most ``chunk`` tokens, with ``top`` alternatives each.
@@ -205,7 +210,7 @@ async def _tried(request: Request, model: ServedModel, structure: Structure | No
     if structure is None:
         return None
     workers: Workers = request.app.state.workers
-    with _refused(structure):
+    with refused(structure):
         text = await run_in_threadpool(structure.build, Delimiter)
         if not model.grammars.is_tried(text):
             if problem := await workers.render(tried, text, structure.lead):
@@ -223,17 +228,8 @@ async def _grammars(request: Request, model: ServedModel, wanted: Wanted, text: 
     if wanted.structure is None or text is None:
         return []
     workers: Workers = request.app.state.workers
-    with _refused(wanted.structure):
+    with refused(wanted.structure):
         return await workers.run(lambda: [model.grammars.compiled(text) for _ in range(wanted.answers)])
-
-
-@contextmanager
-def _refused(structure: Structure) -> Iterator[None]:
-    try:
-        yield
-    except (ChildFailed, GrammarRefused) as error:
-        why = "too large to compile" if isinstance(error, ChildFailed) else str(error)
-        raise bad_request(f"{structure.param}: {why}", structure.param) from error
 
 
 def _longest(model: ServedModel, method: Method) -> int:

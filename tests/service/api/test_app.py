@@ -157,12 +157,24 @@ def test_frequencies_of_a_schedule_underneath(client: httpx.Client) -> None:
     assert "did you mean yarn?" in unknown.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/health", "/v1/health"])
-def test_a_probe_by_head_is_one_by_get_without_the_body(client: httpx.Client, path: str) -> None:
-    answer, same = client.head(path), client.get(path)
-    assert (answer.status_code, answer.content) == (200, b"")
-    assert answer.headers["content-type"] == same.headers["content-type"]
-    assert client.get(path).status_code == 200, "the connection goes on"
+@pytest.mark.parametrize(
+    ("address", "param", "says"),
+    [
+        ("/methods/yarn/frequencies", "factor", "factor: required, this model declares no length"),
+        ("/methods/yarn/frequencies.png", "factor", "factor: required"),
+        ("/methods/linear/frequencies", "factor", "factor: required"),
+        ("/methods/yarn/frequencies?factor=4&beta_fst=3", "beta_fst", "did you mean beta_fast?"),
+        ("/methods/longrope/frequencies?short_factor=[1]&long_factor=[2]", "short_factor", "has 8 rotary pairs"),
+        ("/methods/self_extend/frequencies?base=yarn", "base", "factor: required"),
+        ("/methods/self_extend/frequencies?base=yrn:4", "base", "did you mean yarn?"),
+        ("/methods/learned/frequencies", "name", "learned is for models"),
+    ],
+)
+def test_an_error_of_frequencies_names_the_parameter(client: httpx.Client, address: str, param: str, says: str) -> None:
+    answer = client.get(address)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert says in error["message"]
 
 
 def test_probes(client: httpx.Client) -> None:

@@ -22,7 +22,7 @@ from service.engine.choice import PAGED
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest
 from tests.methods import Fields
-from tests.models import tiny_model
+from tests.models import VOCAB_SIZE, tiny_model
 from tests.service.engine.test_paged_attention import LIMITS, prompts_for, requests_of
 
 NEARBY: list[Fields] = [
@@ -47,7 +47,7 @@ NEW = 30
 LENGTHS = 40, 10, 11, 12, 13, 33, 5, 27
 """Tokens of prompts."""
 PAGES = replace(LIMITS, page_size=32)
-"""Nothing is evicted within so few tokens. The keys of a request with a gap are copied, and then no plan goes on."""
+"""Nothing is evicted within so few tokens."""
 ROOM = replace(PAGES, max_batch_tokens=2048)
 
 
@@ -147,6 +147,40 @@ def test_requests_come_and_end_within_a_plan(sums: list[RaggedBatch]) -> None:
         expected = generated(patch, methods, news, PAGES, plans=False)
     assert len(served) > 2
     assert_alike(found, expected)
+
+
+@pytest.mark.parametrize("sinks", [0, 5, 16])
+def test_a_plan_goes_on_beside_evicted_keys(sinks: int, sums: list[RaggedBatch]) -> None:
+    """Until the request's page is full, or until one is evicted: then its keys are elsewhere."""
+    limits, new = replace(ROOM, page_size=16), 80
+    window = {"method": "streaming", "sink_tokens": sinks, "window": 20, "absolute_positions": True}
+    with patched(tiny_model("llama")[1]) as patch:
+        methods = [parse(fields) for fields in (window, *NEARBY)]
+        found = generated(patch, methods, [new] * len(methods), limits)
+        served = [batch.step + 1 for batch in sums]
+        expected = generated(patch, methods, [new] * len(methods), limits, plans=False)
+    assert sum(served) >= new - 1
+    assert len(served) < new // 3
+    assert_alike(found, expected)
+
+
+def test_a_plan_goes_on_beside_a_shared_prefix(sums: list[RaggedBatch]) -> None:
+    """The keys of a prefix are those of an earlier request, and the rest is elsewhere."""
+    generator = torch.Generator().manual_seed(1)
+    prefix = torch.randint(3, VOCAB_SIZE, (64,), generator=generator).tolist()
+    prompts = [[*prefix, 5, 6], list(range(3, 60)), [*prefix, 7, 8, 9], [*prefix, 10]]
+    methods: list[Method] = [parse("default")] * len(prompts)
+    with patched(tiny_model("llama")[1]) as patch:
+        requests, alone = (requests_of(patch, methods, prompts) for _ in range(2))
+        for request in (*requests, *alone):
+            request.max_new_tokens = NEW
+        PAGED.built(patch, PAGES).run_to_end(requests)
+        served = [batch.step + 1 for batch in sums]
+        for request in alone:
+            PAGED.built(patch, PAGES).run_to_end([request])
+    assert [request.cached_tokens for request in requests] == [0, 0, 64, 64]
+    assert len(served) < NEW // 2
+    assert_alike([_values(request) for request in requests], [_values(request) for request in alone])
 
 
 @pytest.mark.parametrize("places", [0, 16, 100])

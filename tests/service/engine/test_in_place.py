@@ -30,11 +30,11 @@ TOGETHER = replace(LIMITS, max_batch_tokens=2048)
 
 @pytest.fixture
 def in_place(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of requests read in place. Each layer of each step adds one number."""
+    """Numbers of requests with their keys in one piece. Each layer of each step adds one number."""
     numbers, write = [], EncodingCache.write
 
     def watched(self: EncodingCache, *arguments: Any) -> Any:
-        numbers.append(len(self.in_place))
+        numbers.append(sum(len(runs) == 1 for runs in self.in_place.values()))
         return write(self, *arguments)
 
     monkeypatch.setattr(EncodingCache, "write", watched)
@@ -43,7 +43,7 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on, every step copies its keys."""
-    monkeypatch.setattr(WindowedAllocator, "places", lambda *_: {})
+    monkeypatch.setattr(WindowedAllocator, "runs", None)
 
 
 def all_by_sums(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:

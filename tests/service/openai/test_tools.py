@@ -16,7 +16,7 @@ from service.api.openai.tools.reading import Call, Said, TemplateReader
 from service.models.text.chat import PLAIN
 from service.models.text.response_templates import BUILT_IN, parsing_of, use_response_template
 from tests.service.conftest import tiny_tokenizer
-from tests.service.openai.conftest import answer, chunks
+from tests.service.openai.conftest import TOO_WIDE, WIDE, answer, chunks
 from tests.service.openai.parrot import KNOT, SCRIPTS, TOOLS, tool
 
 PATH = "/v1/chat/completions"
@@ -172,7 +172,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "maybe"}, "tool_choice", "'auto'"),
     ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "one of the tools: tie, count"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice", "none is given"),
-    ({"tools": [tool("a", x={"type": "y"})], "tool_choice": "required"}, "tools", "Invalid type: y"),
+    ({"tools": [tool("a", x={"type": "y"})], "tool_choice": "required"}, "tools", "tools: Invalid type: y"),
+    (
+        {"tools": [tool("a", x={"type": "string", "pattern": "("})], "tool_choice": "required"},
+        "tools",
+        "tools: the expression '(' is refused: unclosed group",
+    ),
+    ({"tools": [tool("a", x=WIDE)], "tool_choice": "required"}, "tools", f"tools: {TOO_WIDE}"),
     ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "makes the answer"),
     ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format", "makes the answer"),
     ({"messages": [{"role": "user", "content": "a", "tool_call_id": "x"}]}, "messages.0.tool_call_id", "role tool"),
@@ -190,6 +196,7 @@ def test_refusals_name_the_field(parroting: httpx.Client, body: dict[str, Any], 
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param)
     assert message in error["message"]
+    assert "call_0" not in error["message"], "the grammar is not theirs"
 
 
 ANSWERS: dict[str, tuple[str, str, str, str]] = {

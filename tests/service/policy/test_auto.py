@@ -217,6 +217,11 @@ class TestRangesInTheRequest:
             "pe",
             "pe: auto takes no parameters: it chooses by the reserved length",
         )
+        error = refusal(served[0], prompt=prompt(20), pe={"method": "auto", "factor": 4})
+        assert (error["param"], error["message"]) == (
+            "pe.factor",
+            "pe.factor: unknown field: auto takes ranges or nothing, and chooses by the reserved length",
+        )
 
 
 class TestEvaluations:

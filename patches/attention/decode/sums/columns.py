@@ -15,6 +15,7 @@ import torch
 from patches.attention.decode.reading import Reading
 from patches.attention.decode.sums.rings import Ring
 from patches.attention.decode.tables import Table
+from patches.batch.segments import part_of
 
 TOGETHER = 256
 """Keys of several sequences that turn in one call. Each call costs as much as 50 keys, and more of them do not fit into
@@ -56,7 +57,7 @@ class Member(NamedTuple):
 
     def places_of(self, keys: range) -> list[range]:
         """Runs of the cache that have ``keys``."""
-        return list(_part_of(self.runs, keys))
+        return list(part_of(self.runs, keys))
 
 
 class TurnedKeys(NamedTuple):
@@ -102,16 +103,6 @@ class Keys(NamedTuple):
         return own
 
 
-def _part_of(runs: Sequence[range], span: range) -> Iterator[range]:
-    """The keys ``span`` of those in ``runs``."""
-    first = 0
-    for run in runs:
-        part = run[max(0, span.start - first) : max(0, span.stop - first)]
-        if part:
-            yield part
-        first += len(run)
-
-
 def columns_of(own: Sequence[Keys], heads: int, cached: tuple[int, int], integer: Any) -> np.ndarray:
     """Rows of a cache of (kv_heads, places): for each head of each sequence, its keys by run."""
     firsts = first_rows(heads, cached).astype(integer)
@@ -145,7 +136,7 @@ def with_turned(
         for piece, table in each.turned:
             first, place = place, place + piece.stop - piece.start
             by_head[:, piece] = firsts + np.arange(first, place)
-            pieces.append((list(_part_of(each.runs, range(piece.start, piece.stop))), table))
+            pieces.append((list(part_of(each.runs, range(piece.start, piece.stop))), table))
         for piece, places in each.in_rings:
             by_head[:, piece] = firsts + places
     return torch.from_numpy(columns), list(_gathered(pieces, spare)) if pieces else []

@@ -35,8 +35,8 @@ class EncodingCache(PagedAttentionCache):
     live_keys: dict[str, object]
     """Request id -> its cache key."""
     token_bits: int
-    in_place: dict[str, range]
-    """Request id -> its places, from its first key on, for requests of this step whose keys need no copy."""
+    in_place: dict[str, list[range]]
+    """Request id -> the runs of its places, from its first key on, in a step of single new tokens."""
     tables: dict[str, tuple[list[int], tuple[int, ...]]]
     """Request id -> its blocks, and their pages as layers number them."""
     decoding: dict[Hashable, Decoding]
@@ -145,7 +145,7 @@ class EncodingCache(PagedAttentionCache):
             return super().update(key_states, value_states, layer_idx, kwargs)  # type: ignore[no-any-return]
         allocator = self.layer_to_allocator[layer_idx]
         if isinstance(allocator, WindowedAllocator) and allocator.by_head:
-            pages, read = self.write(key_states, value_states, layer_idx, kwargs)
+            pages, read = self.write(key_states, value_states, layer_idx, kwargs), kwargs["read_index"][allocator.index]
             if not len(read):
                 return key_states, value_states
             keys, values = (states.index_select(1, read)[None] for states in pages)
@@ -158,19 +158,15 @@ class EncodingCache(PagedAttentionCache):
 
     def write(
         self, key: torch.Tensor, value: torch.Tensor, layer: int, arguments: dict[str, Any]
-    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """As ``update``, for a step with requests whose keys are read in place.
-
-        Returns keys and values of the whole cache, each [kv_heads, places, head_dim]. With them come the places int64
-        that the other requests read.
-        """
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``update``, but keys and values of the whole cache, each [kv_heads, places, head_dim]."""
         allocator = self._whole
-        read, places = (arguments[name][allocator.index] for name in ("read_index", "write_index"))
+        places = arguments["write_index"][allocator.index]
         arguments["cu_seq_lens_k"] = arguments["cu_seq_lens_k"][allocator.layer_type]
         pages = allocator.by_head[layer]
         for states, target in zip((key, value), pages, strict=True):
             target.index_copy_(1, places, states[0])
-        return pages, read
+        return pages
 
     @override
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:

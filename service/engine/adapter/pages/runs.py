@@ -1,13 +1,14 @@
 """Blocks one after another for each request, so that attention reads its keys where they are, as one piece.
 
 transformers has the pages of all layers beside each other in a block, and gives out any free block. A request whose
-blocks are not in a row still works: its keys are copied for each step.
+blocks are not in a row still works. Sums read its keys in several pieces, other calls copy them for each step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 from transformers.generation.continuous_batching.cache_allocators.cache_allocator import BlockLedger
 from transformers.generation.continuous_batching.cache_allocators.cache_pool import RegularTrees
 from typing_extensions import override
@@ -168,6 +169,14 @@ class Runs(RegularTrees):
         self._length -= 1
         if not self.trees[root]:
             del self.trees[root]
+
+
+def blocks_in_runs(blocks: list[int], page: int) -> list[range]:
+    """The places of ``blocks`` of ``page`` places each, in as few runs as possible."""
+    if blocks == list(range(blocks[0], blocks[0] + len(blocks))):  # most are one
+        return [range(blocks[0] * page, (blocks[-1] + 1) * page)]
+    parts = np.split(blocks, np.flatnonzero(np.diff(blocks) != 1) + 1)
+    return [range(int(part[0]) * page, (int(part[-1]) + 1) * page) for part in parts]
 
 
 def forget(ledger: BlockLedger, blocks: list[int]) -> None:

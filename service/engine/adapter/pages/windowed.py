@@ -12,7 +12,7 @@ from transformers.generation.continuous_batching.cache_allocators import FULL_AT
 from typing_extensions import override
 
 from service.engine.adapter.compatibility import IncompatibleTransformers
-from service.engine.adapter.pages.runs import Runs
+from service.engine.adapter.pages.runs import Runs, blocks_in_runs
 from service.engine.request import EngineRequest
 from service.engine.window import SinkWindow
 
@@ -109,15 +109,27 @@ class WindowedAllocator(FullAttentionCacheAllocator):
         free = self.pool._free_blocks[self.index]
         return free if isinstance(free, Runs) else None
 
-    def places(self, request_ids: Sequence[str]) -> dict[str, range]:
-        """Request id -> places of its keys and clear ones behind them, for requests whose keys follow one another."""
-        tables = {name: self.block_table.get(name, []) for name in request_ids if not self.evicted_pages.get(name)}
-        page, free = self.tokens_per_page, self.runs
-        return {
-            name: range(table[0] * page, free.end(name, table) * page)
-            for name, table in tables.items()
-            if free is not None and table and table == list(range(table[0], table[0] + len(table)))
-        }
+    def places(self, request_ids: Sequence[str]) -> dict[str, list[range]]:
+        """Request id -> runs of the places of its keys, the last with clear ones behind them."""
+        page, found, free = self.tokens_per_page, dict[str, list[range]](), self.runs
+        if free is None:
+            return found
+        for name in request_ids:
+            table, sinks = self.block_table[name], list[range]()
+            if self.evicted_pages.get(name):
+                sinks, table = self._sinks(self.windows[name], table), table[self.windows[name].sink_pages :]
+            runs = blocks_in_runs(table, page)
+            runs[-1] = range(runs[-1].start, free.end(name, table) * page)
+            found[name] = [*sinks, *runs]
+        return found
+
+    def _sinks(self, window: SinkWindow, table: list[int]) -> list[range]:
+        """Runs of the places of the first tokens, without the rest of their last page."""
+        if not window.sink_pages:
+            return []
+        runs = blocks_in_runs(table[: window.sink_pages], self.tokens_per_page)
+        runs[-1] = range(runs[-1].start, runs[-1].stop - window.sink_pages * self.tokens_per_page + window.num_sinks)
+        return runs
 
     @override
     def get_write_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:

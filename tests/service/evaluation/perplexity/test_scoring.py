@@ -264,6 +264,22 @@ def test_the_client_weighs_csv_against_json(client: httpx.Client, accept: str, k
     assert answer.headers["content-type"].split(";")[0] == kind
 
 
+@pytest.mark.parametrize("accept", ["text/csv", "text/csv, application/json", "text/csv, text/event-stream;q=0.5"])
+def test_csv_does_not_stream(client: httpx.Client, accept: str) -> None:
+    body = {"input": TEXT, "lengths": [64], "stream": True}
+    answer = client.post("/perplexity", json=body, headers={"Accept": accept})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "stream")
+    assert error["message"] == "stream: must be false with Accept: text/csv, or accept text/event-stream"
+
+
+@pytest.mark.parametrize("accept", ["*/*", "text/csv, text/event-stream", "application/json, text/csv;q=0.5"])
+def test_other_headers_stream(client: httpx.Client, accept: str) -> None:
+    body = {"input": TEXT, "lengths": [64], "stream": True}
+    answer = client.post("/perplexity", json=body, headers={"Accept": accept})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+
+
 def test_csv_and_pictures(client: httpx.Client) -> None:
     body = {"input": TEXT, "methods": [{"method": "default"}, {"method": "ntk", "factor": 4}], "lengths": [64, 128]}
     table = client.post("/perplexity", json=body, headers={"Accept": "text/csv"})

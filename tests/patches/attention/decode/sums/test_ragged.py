@@ -149,11 +149,11 @@ def test_numbers_are_float32_while_another_model_loads(least: int, monkeypatch: 
     ]
     readings = [reading(resolve(parse(fields), GEOMETRY, 300), 90, 4, 2) for fields in methods]
     query, keys = torch.randn(1, 4, 3, 16), torch.randn(2, 3 * 128, 16)
-    places = [range(128 * number, 128 * number + 128) for number in range(3)]
+    runs = [[range(128 * number, 128 * number + 128)] for number in range(3)]
     monkeypatch.setattr(shared, "LEAST_SCORES", least)
 
     def attended() -> list[torch.Tensor]:
-        found = shared_calls(readings, places, lambda n: [places[n][:90]], [90] * 3, query, (keys, keys))
+        found = shared_calls(readings, runs, [90] * 3, query, (keys, keys))
         assert (found.ragged is None) == (least == MOST_SCORES)
         return found.attend(query, (keys, keys), 0.3)
 
@@ -215,10 +215,9 @@ def test_keys_turn_as_long_as_there_is_room(
     keys, query = torch.randn(4, 4200, 64), torch.randn(1, 8, 5, 64)
     turned = reading(resolve(parse({"method": "rerope", "window": 21}), GEOMETRY, 300), 200, 8, 4)
     readings, lengths = [ORDINARY, turned, ORDINARY, None, turned], [900, 200, 30, 9, 200]
-    places = [None, *(range(1024 * number, 1024 * (number + 1)) for number in range(4))]
+    runs = [[range(900), range(900, 1024)], *([range(1024 * number, 1024 * (number + 1))] for number in range(4))]
     assert turned.turned_keys == 21
-    runs, room = (lambda n: [range(n, n + lengths[n])]), range(4096, 4096 + spare)
-    found = shared_calls(readings, places, runs, lengths, query, (keys, keys), room)
+    found = shared_calls(readings, runs, lengths, query, (keys, keys), range(4096, 4096 + spare))
     assert found.members == members
     assert (found.ragged is not None) == has
     outs = found.attend(query, (keys, keys), 0.3)
@@ -232,8 +231,8 @@ def test_scores_that_are_read_count() -> None:
 
     def summed(readings: list[Reading], length: int, heads: int = 8) -> bool:
         query = torch.zeros(1, heads, 2, 64)
-        lengths, places = [length] * len(readings), [None] * len(readings)
-        found = shared_calls(readings, places, lambda _: [range(length)], lengths, query, (keys, keys))
+        lengths, runs = [length] * len(readings), [[range(length // 2), range(length // 2, length)]] * len(readings)
+        found = shared_calls(readings, runs, lengths, query, (keys, keys))
         return found.ragged is not None
 
     assert summed([window] * 2, 1 << 20)

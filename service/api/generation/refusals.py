@@ -1,0 +1,74 @@
+"""Refusals of structured outputs: the field that asks for a form, and the reason.
+
+The library's errors show the grammar that it was given, which the client never wrote.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from service.api.generation.structure import Structure
+from service.engine.request import GrammarFailed
+from service.errors import bad_request
+from service.models.text.grammar_text import GrammarRefused
+from service.sharing.workers import ChildFailed
+
+MAX_SHOWN = 64
+"""Characters of an expression that are repeated."""
+
+INSIDE = re.compile(r"\n *<.*|\n *\d+ \| .*", re.DOTALL)
+"""The state of the library's parser, and its listing of the grammar."""
+
+BEFORE = re.compile(
+    r'\A(?:at \d+\(\d+\): |invalid regex ".*" \(in regex\): |failed to compile JSON schema: |\w+ [Ee]rror: )+'
+)
+"""Words before a reason: a place in the grammar, and steps of the library."""
+
+EXPRESSIONS = (
+    re.compile(r"regex parse error:\n {4}(?P<expression>.*)\n[ ^]*\nerror: (?P<reason>.*)"),
+    re.compile(r"(?P<reason>.*) in regex /(?P<expression>.*)/"),
+)
+"""Errors of a regular expression, which may be a pattern in a schema."""
+
+IN_PLAIN_WORDS = {
+    "lookarounds not supported": r"look-around such as \b is not supported",
+    "too many expressions": "the form is too large to follow",
+    "Current row has": "the form has too many continuations at one place",
+    "NoExtensionBias": "no text has this form",
+}
+"""Reasons by the first words of the library's."""
+
+
+@contextmanager
+def refused(structure: Structure | None) -> Iterator[None]:
+    """Inside, errors of the form ``structure`` become refusals of its field.
+
+    Raises:
+        ApiError: when the form cannot be compiled, or the answer cannot go on by it.
+    """
+    param = "" if structure is None else structure.param
+    try:
+        yield
+    except ChildFailed as error:
+        raise bad_request(f"{param}: too large to compile", param) from error
+    except GrammarRefused as error:
+        raise bad_request(f"{param}: {reason(str(error))}", param) from error
+    except GrammarFailed as error:
+        message = f"{param}: the answer cannot go on by it: {reason(str(error))}"
+        raise bad_request(message, param, "grammar_failed") from error
+
+
+def reason(error: str) -> str:
+    """The reason in an error of the library, in plain words as far as they are known here."""
+    said = BEFORE.sub("", INSIDE.sub("", error))
+    for form in EXPRESSIONS:
+        if found := form.fullmatch(said):
+            return f"the expression '{found['expression'][:MAX_SHOWN]}' is refused: {_plain(found['reason'])}"
+    return _plain(said)
+
+
+def _plain(said: str) -> str:
+    known = (plain for words, plain in IN_PLAIN_WORDS.items() if said.startswith(words))
+    return next(known, " ".join(said.split()))
