@@ -3,7 +3,8 @@
 The grammar is ``method[:item,item...]`` with items ``key=value``. One item may be a bare value. It sets the method's
 first required field, else its first own field, else its only one. Values are JSON if they parse as JSON, and text
 otherwise. The value of an encoding's field may be a short form, in parentheses if it has commas:
-``self_extend:base=(yarn:4,beta_fast=16)``. Nothing here checks values: ``patches.parse`` does.
+``self_extend:base=(yarn:4,beta_fast=16)``. A label, ``yarn(factor=4, beta_fast=16)``, is read too. Nothing here checks
+values: ``patches.parse`` does.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
 from patches.encoding.method import Method
+from patches.encoding.temperature import to_short_form
 from patches.problems import MAX_SHOWN, unknown
 from patches.registry import METHODS
 
@@ -98,13 +100,14 @@ def to_shorthand(fields: Mapping[str, Any]) -> str:
 
 
 def _fields(text: str, depth: int) -> dict[str, Any]:
-    name, colon, rest = text.partition(":")
+    label = LABEL.fullmatch(text.strip())
+    name, colon, rest = (label[1], "(", label[2]) if label else text.partition(":")
     name = name.strip()
     method = METHODS.get(name)
     if method is None and any(part.strip() in METHODS for part in name.split(",")):
         raise ValueError(f"{text[:MAX_SHOWN]!r} names several: {ONE}")
     if method is None:
-        raise ValueError(unknown_method(text.strip() if LABEL.fullmatch(text.strip()) else name))
+        raise ValueError(unknown_method(name))
     fields: dict[str, Any] = {"method": name}
     if not colon:
         return fields
@@ -184,17 +187,21 @@ def _value(text: str) -> Any:
 
 
 def label_of(method: Method) -> str:
-    """Short name for tables and legends: the method and the parameters that were set."""
+    """Short name for tables and legends: the method and the parameters that were set.
+
+    It is a short form, but for parameters with many numbers, which it leaves out.
+    """
     given = method.model_dump(exclude_unset=True)
     chosen = method.model_dump(exclude={"method", *method.unlabelled}, exclude_defaults=True)
-    shown = [f"{name}={_shown(given[name])}" for name in chosen if not isinstance(given[name], tuple)]
+    kind = type(method)
+    shown = [
+        f"{name}={_written(kind, name, _brief(given[name]))}" for name in chosen if not isinstance(given[name], tuple)
+    ]
     return f"{method.method}({', '.join(shown)})" if shown else method.method
 
 
-def _shown(value: Any) -> str:
-    """A parameter's value: an encoding in its short form, a temperature by its kind and numbers."""
-    if isinstance(value, Mapping):
-        if "method" in value:
-            return to_shorthand(value)
-        return " ".join([str(value.get("kind", "")), *(_shown(v) for k, v in value.items() if k != "kind")]).strip()
-    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+def _brief(value: Any) -> Any:
+    """A parameter's value: 4 for 4.0, and temperatures in their short form, also those of an encoding inside."""
+    if not isinstance(value, Mapping):
+        return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e16 else value
+    return to_short_form({name: _brief(inside) for name, inside in value.items()})

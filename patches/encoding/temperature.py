@@ -215,6 +215,13 @@ def _from_short_form(value: Any) -> Any:
     return value
 
 
+def to_short_form(fields: Mapping[str, Any]) -> Any:
+    """``fields`` of a temperature as a number or a word, where the request field takes one for them."""
+    if fields.keys() == {"kind"}:
+        return fields["kind"]
+    return fields["multiplier"] if fields.keys() == {"kind", "multiplier"} else fields
+
+
 _AnyKind = Constant | YarnTemperature | ChunkLlama | LongRopeTemperature | LogN | FloorLog | ReservedLength
 _Kind = Annotated[_AnyKind, Field(discriminator="kind")]
 _ShortForm = Multiplier | Literal["log_n", "floor_log", "reserved_length"]

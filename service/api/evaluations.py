@@ -37,6 +37,9 @@ log = structlog.get_logger()
 
 WEIGHT = re.compile(r"q=([01](?:\.\d{0,3})?)")
 
+ACCEPTABLE = {"application/json", "application/*", "text/csv", "text/event-stream", "text/*", "*/*"}
+"""Media types that an evaluation's route answers with, and ranges of them."""
+
 
 async def answer(body: EvaluationRequest, request: Request, key: str | None) -> Any:
     """Run one evaluation for one request, or queue it under the idempotency key ``key``."""
@@ -71,23 +74,30 @@ def _is_for_csv(accept: str, *, stream: bool) -> bool:
     """True if the header ``accept`` asks for CSV rather than JSON.
 
     Raises:
-        ApiError: when such an answer is to ``stream``, which the header does not accept.
+        ApiError: when such an answer is to ``stream``, which the header does not accept; 406 when it asks for other
+            types only.
     """
-    weight = _weight(accept, "text/csv")
-    is_for_csv = weight > 0 and weight >= _weight(accept, "application/json")
-    if stream and is_for_csv and weight > _weight(accept, "text/event-stream"):
+    weights = _weights(accept)
+    wanted = {kind for kind, weight in weights.items() if weight > 0}
+    if wanted and not wanted & ACCEPTABLE:
+        message = "Accept: answers are application/json, text/csv, or text/event-stream with stream"
+        raise ApiError(406, f"{message}; `links` of the JSON lead to a picture and a page", code="not_acceptable")
+    weight = weights.get("text/csv", 0.0)
+    is_for_csv = weight > 0 and weight >= weights.get("application/json", 0.0)
+    if stream and is_for_csv and weight > weights.get("text/event-stream", 0.0):
         raise bad_request("stream: must be false with Accept: text/csv, or accept text/event-stream", "stream")
     return is_for_csv
 
 
-def _weight(accept: str, kind: str) -> float:
-    """Weight of a media type that is named in ``accept``, 0 for others (RFC 9110, section 12.5.1)."""
+def _weights(accept: str) -> dict[str, float]:
+    """The media types in ``accept`` and their weights (RFC 9110, section 12.5.1)."""
+    found: dict[str, float] = {}
     for part in accept.lower().split(","):
         name, *parameters = map(str.strip, part.split(";"))
-        if name == kind:
-            weights = [match for each in parameters if (match := WEIGHT.fullmatch(each))]
-            return float(weights[0][1]) if weights else 1.0
-    return 0.0
+        weights = [match for each in parameters if (match := WEIGHT.fullmatch(each))]
+        found.setdefault(name, float(weights[0][1]) if weights else 1.0)
+    found.pop("", None)
+    return found
 
 
 async def _kept(result: EvaluationResult, request: Request) -> tuple[str, Packed]:

@@ -32,9 +32,9 @@ def documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:
 
     if not files or (files[0] in BUILT_IN and len(files) == 1 and not Path(files[0]).exists()):
         return [], files[0] if files else None
-    named: list[tuple[str, str]] = []
-    for file in files:
-        named += _documents_in(file, _text_of(file))
+    names, named = [_name_of(file) for file in files], list[tuple[str, str]]()
+    for file, name in zip(files, names, strict=True):
+        named += _documents_in(file, name if names.count(name) == 1 else file, _text_of(file))
     texts = [text for _, text in named]
     return [name for name, _ in named], texts[0] if len(texts) == 1 else texts
 
@@ -66,9 +66,12 @@ def _text_of(file: str) -> str:
     return text
 
 
-def _documents_in(file: str, content: str) -> list[tuple[str, str]]:
+def _name_of(file: str) -> str:
+    return "stdin" if file == "-" else Path(file).name
+
+
+def _documents_in(file: str, name: str, content: str) -> list[tuple[str, str]]:
     """(name, text) of every document of a file: the field ``text`` of each line of a ``.jsonl`` file."""
-    name = "stdin" if file == "-" else Path(file).name
     if not name.lower().endswith(".jsonl"):
         return [(name, content)]
     found = []

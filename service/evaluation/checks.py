@@ -48,7 +48,7 @@ def subjects_of(
     longest: int,
     described_at: int | None = None,
 ) -> list[Subject]:
-    """Every method with its model.
+    """Every method with its model; of equal ones the first.
 
     The result describes encodings for ``described_at`` reserved tokens, ``longest`` when absent. A request that repeats
     the numbers of an answer is checked there.
@@ -68,7 +68,7 @@ def subjects_of(
         except ValueError as error:
             raise InvalidEvaluation(f"methods.{index}", str(error)) from error
         subjects.append(Subject(confirmed, model.patch, model.name))
-    return subjects
+    return list(dict.fromkeys(subjects))
 
 
 def documents_of(request: DocumentsRequest, served: ServedModel, settings: Settings) -> list[Document]:

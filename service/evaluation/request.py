@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -146,4 +147,7 @@ class DocumentsRequest(EvaluationRequest):
         count = len(self.texts())
         if self.names is not None and len(self.names) != count:
             raise problem("count", f"needs as many entries as input, {count}, and has {len(self.names)}", "names")
+        twice = [name for name, times in Counter(self.names or ()).items() if times > 1]
+        if twice:
+            raise problem("repeated", f"{twice[0]!r} names two documents: give each its own name", "names")
         return self

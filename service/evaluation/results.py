@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 Row = dict[str, str | int | float | bool | None]
 """One line of a table: the same keys in every row of a result."""
+
+Columns = Mapping[str, type[str | int | float | bool]]
+"""Types of columns by name."""
+
+INTERVAL: Columns = {"interval_low": float, "interval_high": float, "interval_kind": str}
 
 Group = tuple[float, int]
 """NLL summed over the scored tokens of a document or of a block, and their number."""
@@ -155,6 +160,9 @@ class EvaluationResult(BaseModel, ABC):
     if TYPE_CHECKING:
         methods: Sequence[MethodInResult]
 
+    optional: ClassVar[Columns] = {}
+    """The columns of ``rows`` that may be empty. A column of empty cells has its type all the same."""
+
     evaluation: str
     id: str = ""
     model: str
@@ -233,10 +241,13 @@ class EvaluationResult(BaseModel, ABC):
         return [name_of(method, self) for method in self.methods]
 
     def to_arrow(self) -> pyarrow.Table:
-        """``rows`` as an Arrow table."""
+        """``rows`` as an Arrow table. All tables of one evaluation have the same schema."""
         import pyarrow
 
-        return pyarrow.Table.from_pylist(self.rows())
+        arrow = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
+        table = pyarrow.Table.from_pylist(self.rows())
+        types = {name: arrow[kind] for name, kind in self.optional.items()}
+        return table.cast(pyarrow.schema([(at.name, types.get(at.name, at.type)) for at in table.schema]))
 
     def to_pandas(self) -> pandas.DataFrame:
         """``rows`` as a data frame; needs the extra ``pandas``."""

@@ -8,7 +8,7 @@ from functools import cache
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.results import EvaluationResult
-from service.evaluation.tables import csv_of, parquet_of
+from service.evaluation.tables import parquet_of
 from service.figures.drawing import raster  # noqa: F401 - the fork server imports what draws
 from service.figures.encodings import overview  # noqa: F401
 from service.figures.results import html_of, pictures_of, png_of
@@ -17,6 +17,7 @@ from service.jobs.records import JobInfo
 from service.reports.html import report_of
 from service.reports.pages import policy
 from service.reports.rendered import PageOptions, Rendered
+from service.reports.table import table
 
 
 @cache
@@ -38,7 +39,7 @@ def _page(html: str, options: PageOptions) -> Rendered:
 
 
 def _table(result: EvaluationResult, _: JobInfo | None, __: PageOptions) -> Rendered:
-    return Rendered(gzip.compress(csv_of(result).encode(), 6, mtime=0), "text/csv", True)
+    return table(result)
 
 
 def _parquet(result: EvaluationResult, _: JobInfo | None, __: PageOptions) -> Rendered:

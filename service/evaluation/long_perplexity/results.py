@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
 from service.evaluation.formatting import listed
-from service.evaluation.perplexity.results import Protocol
+from service.evaluation.perplexity.results import PARAMETERS, Protocol, protocol_columns
 from service.evaluation.results import (
+    INTERVAL,
+    Columns,
     DocumentInfo,
     EvaluationResult,
     Group,
@@ -67,6 +69,8 @@ class LongMethodResult(MethodInResult):
 
 class LongPerplexityResult(EvaluationResult):
     """A whole evaluation."""
+
+    optional: ClassVar[Columns] = {**INTERVAL, "long_perplexity": float, "nll_mean": float, **PARAMETERS}
 
     evaluation: Literal["long_perplexity"] = "long_perplexity"
     evaluator: EvaluatorInfo
@@ -136,7 +140,7 @@ class LongPerplexityResult(EvaluationResult):
             "key_fraction": at.key_fraction,
             "perplexity": at.perplexity,
             "tokens_scored": at.tokens_scored,
-            "protocol": self.protocol,
+            **protocol_columns(self.protocol, self.parameters, self.bos),
             "evaluator": evaluator.label,
             "evaluator_model": evaluator.model,
             "long_context": evaluator.long_context,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from service.evaluation.results import (
+    INTERVAL,
+    Columns,
     DocumentInfo,
     EvaluationResult,
     MethodInResult,
@@ -22,6 +25,15 @@ from service.evaluation.words import best_method, near_reference
 
 Protocol = Literal["curve", "sliding", "disjoint", "tail", "rolling"]
 
+PARAMETERS: Columns = {"protocol_stride": int, "protocol_tail": int, "protocol_windows": int}
+"""Columns of the protocol's parameters, empty where the protocol has no such parameter."""
+
+
+def protocol_columns(protocol: Protocol, parameters: Mapping[str, Any], bos: bool) -> Row:
+    """The protocol as it took effect, in columns of a table."""
+    columns = {name: parameters.get(name.removeprefix("protocol_")) for name in PARAMETERS}
+    return {"protocol": protocol, **columns, "bos": bos}
+
 
 class MethodResult(MethodInResult):
     """Every length of one method, with the encoding that was in effect at each length."""
@@ -34,6 +46,8 @@ class MethodResult(MethodInResult):
 
 class PerplexityResult(EvaluationResult):
     """A whole evaluation."""
+
+    optional: ClassVar[Columns] = {**INTERVAL, "word_perplexity": float, **PARAMETERS}
 
     evaluation: Literal["perplexity"] = "perplexity"
     protocol: Protocol
@@ -110,6 +124,6 @@ class PerplexityResult(EvaluationResult):
             "windows": at.windows,
             "documents": at.documents,
             "frequency_hash": method.frequency_hashes[at.length],
-            "protocol": self.protocol,
+            **protocol_columns(self.protocol, self.parameters, self.bos),
             "trained_length": self.trained_length,
         }

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
 from service.evaluation.formatting import listed, percent
-from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row, Score, Scores
+from service.evaluation.results import (
+    Columns,
+    DocumentInfo,
+    EvaluationResult,
+    Interval,
+    MethodInResult,
+    Row,
+    Score,
+    Scores,
+)
 from service.evaluation.statistics.nll import PositionBucket
 from service.evaluation.words import best_method
 
@@ -77,6 +86,11 @@ class ProbeMethod(MethodInResult):
 
 class ProbeResult(EvaluationResult):
     """A whole probe."""
+
+    optional: ClassVar[Columns] = {
+        **dict.fromkeys(("layer", "head", "length", "start", "stop"), int),
+        **dict.fromkeys(("interval_low", "interval_high"), float),
+    }
 
     evaluation: Literal["probe"] = "probe"
     bos: bool = Field(description="True when every pass starts with the model's BOS token.")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
 from service.evaluation.formatting import percent, short_number
 from service.evaluation.results import (
+    Columns,
     DocumentInfo,
     EvaluationResult,
     Interval,
@@ -133,6 +134,11 @@ class Answer(BaseModel):
 
 class RecommendResult(EvaluationResult):
     """The answer, and the evidence of every candidate."""
+
+    optional: ClassVar[Columns] = {
+        **{f"{of}_{end}": float for of in ("perplexity", "recall", "difference") for end in ("low", "high")},
+        "verdict": str,
+    }
 
     evaluation: Literal["recommend"] = "recommend"
     fingerprint: str = Field(description="SHA-256 of the measured model's configuration and weights.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from service.evaluation.formatting import percent
-from service.evaluation.results import DocumentInfo, EvaluationResult, MethodInResult, Row, Scores
+from service.evaluation.results import Columns, DocumentInfo, EvaluationResult, MethodInResult, Row, Scores
 from service.evaluation.retrieval.results import LengthScore, SampleResult, scores_by_length
 from service.evaluation.words import best_method, reaches
 
@@ -45,6 +45,8 @@ class RulerMethod(MethodInResult):
 
 class RulerResult(EvaluationResult):
     """``score`` is the share of the expected strings that are in the continuation."""
+
+    optional: ClassVar[Columns] = {"effective_length": int}
 
     evaluation: Literal["ruler"] = "ruler"
     lengths: list[int]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
 from service.evaluation.catalogue import IN_SWEEPS, union_of
 from service.evaluation.formatting import listed, short_number
 from service.evaluation.results import (
+    Columns,
     EvaluationResult,
     Interval,
     MethodInResult,
@@ -28,7 +29,7 @@ else:
     PartResult = union_of(evaluation.result for evaluation in IN_SWEEPS)
 
 
-JUDGED = ("reference", "limit", "adequate", "sure", "rank")
+JUDGED: Columns = {"reference": float, "limit": float, "adequate": bool, "sure": bool, "rank": int}
 """Columns of a table that are empty beyond the target length."""
 
 
@@ -104,6 +105,8 @@ class Answer(BaseModel):
 
 class SweepResult(EvaluationResult):
     """The answer, the judgements behind it and every part's own result."""
+
+    optional: ClassVar[Columns] = {"value": float, "interval_low": float, "interval_high": float, **JUDGED}
 
     evaluation: Literal["sweep"] = "sweep"
     target_length: int

@@ -14,6 +14,8 @@ from service.figures.drawing.charts import BOTTOM, TITLE_Y, TOP, error_bar, labe
 from service.figures.drawing.style import COLOURS, INK
 
 HATCHES = ("", "/", "x", ".", "\\", "-", "|", "+")
+WHISKER = {"#000000": "#7f7f7f"}
+"""Colours of whiskers by those of bars, on which they lie in part; ink on the others."""
 ROW = 34
 """Pixels from one bar to the next."""
 
@@ -38,7 +40,10 @@ def add_bars(figure: go.Figure, bars: Sequence[Bar], axis: dict[str, Any]) -> No
     texts = labels(bar.name for bar in bars)
     names = [f"★ {texts[bar.name]}" if bar.best else texts[bar.name] for bar in bars]
     for index, bar in enumerate(bars):
-        name = texts[bar.name]
+        name, colour = texts[bar.name], COLOURS[bar.look % len(COLOURS)]
+        whisker = None
+        if bar.value is not None and bar.interval is not None:
+            whisker = error_bar(bar.value, *bar.interval, WHISKER.get(colour, INK))
         figure.add_bar(
             x=[bar.value],
             y=[index],
@@ -47,7 +52,7 @@ def add_bars(figure: go.Figure, bars: Sequence[Bar], axis: dict[str, Any]) -> No
             name=name,
             hovertemplate=f"{name}: {html.escape(bar.text)}<extra></extra>",
             marker={
-                "color": COLOURS[bar.look % len(COLOURS)],
+                "color": colour,
                 "pattern": {
                     "shape": HATCHES[bar.look % len(HATCHES)],
                     "fillmode": "overlay",
@@ -55,7 +60,7 @@ def add_bars(figure: go.Figure, bars: Sequence[Bar], axis: dict[str, Any]) -> No
                     "solidity": 0.15,
                 },
             },
-            error_x=None if bar.value is None or bar.interval is None else error_bar(bar.value, *bar.interval, INK),
+            error_x=whisker,
             showlegend=False,
         )
         figure.add_annotation(

@@ -90,7 +90,7 @@ def note(figure: go.Figure, text: str) -> None:
 
 def room_for(names: Sequence[str], extra: int = 0) -> int:
     """Width of the longest of ``names`` as a label, and ``extra``, pixels."""
-    return int(CHAR * max((min(len(name), LABEL_CHARS) for name in names), default=0)) + extra
+    return int(CHAR * max(map(len, different(names, LABEL_CHARS).values()), default=0)) + extra
 
 
 def grow(figure: go.Figure, content: float) -> None:

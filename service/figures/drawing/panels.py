@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any, TypeVar
 
 import plotly.graph_objects as go
@@ -16,6 +17,8 @@ from service.figures.drawing.style import INK
 
 COLUMNS = 3
 """Panels side by side."""
+TITLE_CHARS = {1: 100, 2: 50, 3: 30}
+"""Characters in a line of a panel's title, by the number of columns."""
 SEQUENTIAL = "Cividis"
 MOST_CELLS = 40_000
 """Cells of all heat maps of a figure, at most: more are narrower than a pixel of most screens."""
@@ -56,7 +59,7 @@ def grid(
     figure = make_subplots(
         rows=lines,
         cols=columns,
-        subplot_titles=[texts_of[title] for title in titles],
+        subplot_titles=["<br>".join(wrap(texts_of[title], TITLE_CHARS[columns])) for title in titles],
         horizontal_spacing=spacing if columns > 1 else 0.0,
         vertical_spacing=GAP / inner if lines > 1 else 0.0,
     )

@@ -7,7 +7,8 @@ Markers and dashes distinguish lines in print.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
@@ -27,6 +28,9 @@ DARK = {
     "#0072B2": "#3d9bd6",
 }
 """Colours of light pages and their replacements on dark ones. The other colours are readable on both."""
+ENCODING = re.compile(r"(\w+)\((.+)\)(.*)", re.DOTALL)
+"""A label: method, parameters, and the model where it is another."""
+PARAMETER = re.compile(r"[^(),\s]+")
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -90,19 +94,35 @@ def shortened(text: str, most: int) -> str:
 def different(names: Iterable[str], most: int) -> dict[str, str]:
     """Every name in at most ``most`` characters, so that different names stay different.
 
-    Names that begin alike show the part that differs instead of their middle. A number follows if that is alike too.
+    Encodings of one method leave out the parameters that all have. Other names that begin alike show the part that
+    differs instead of their middle. A number follows if that is alike too.
     """
     ordered, alike = sorted(set(names)), dict[str, list[str]]()
     short = {name: name for name in ordered if len(name) <= most}
-    for name in ordered:
-        if name not in short:
-            alike.setdefault(shortened(name, most), []).append(name)
+    texts = _without_shared([name for name in ordered if name not in short])
+    for name in sorted(texts, key=lambda name: (texts[name], name)):
+        alike.setdefault(shortened(texts[name], most), []).append(name)
     for text, group in alike.items():
-        first, last = group[0], group[-1]  # sorted: no two of the others differ before these do
+        first, last = texts[group[0]], texts[group[-1]]  # sorted: no two of the others differ before these do
         differs = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
         for name in group:
-            short[name] = _unused(text if len(group) == 1 else _around(name, differs, most), most, short.values())
+            cut = text if len(group) == 1 else _around(texts[name], differs, most)
+            short[name] = _unused(cut, most, short.values())
     return short
+
+
+def _without_shared(names: Sequence[str]) -> dict[str, str]:
+    """The text of each name: that of an encoding lacks the parameters of all names of its method."""
+    found = {name: label for name in names if (label := ENCODING.fullmatch(name))}
+    parameters = {name: PARAMETER.findall(label[2]) for name, label in found.items()}
+    texts = {name: name for name in names}
+    for name, label in found.items():
+        others = [parameters[other] for other, its in found.items() if its[1] == label[1]]
+        shared = set.intersection(*map(set, others))
+        if shared and len(others) > 1:
+            own = ", ".join(part for part in parameters[name] if part not in shared)
+            texts[name] = f"{label[1]}({f'… {own}'.rstrip()}){label[3]}"
+    return texts
 
 
 def _around(name: str, at: int, most: int) -> str:

@@ -9,10 +9,12 @@ from service.evaluation.long_perplexity.results import LongLengthResult, LongMet
 from service.evaluation.results import documents_text, name_of
 from service.evaluation.statistics.separation import ratio_note
 from service.figures.drawing.axes import beyond, token_axis, value_axis
-from service.figures.drawing.charts import mark_trained, new_figure
+from service.figures.drawing.charts import mark_trained, new_figure, note
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
 from service.figures.looks import looks
 from service.figures.picture import Picture, rows_of
+
+NO_KEY_TOKEN = "no scored token needs long context: shown is the perplexity over all scored tokens"
 
 Value = Callable[[LongLengthResult], float | None]
 
@@ -44,7 +46,10 @@ def long_perplexity_pictures(result: LongPerplexityResult) -> list[Picture]:
             "For contrast: most tokens need only a little context, so this shows less about long context.",
         ),
     ]
-    return [picture for picture in pictures if picture is not None]
+    shown = [picture for picture in pictures if picture is not None]
+    if not any(result.key_tokens().values()):
+        note(shown[0].figure, NO_KEY_TOKEN)
+    return shown
 
 
 def _picture(result: LongPerplexityResult, titles: tuple[str, str, str], value: Value, caption: str) -> Picture | None:
@@ -61,11 +66,12 @@ def _picture(result: LongPerplexityResult, titles: tuple[str, str, str], value: 
         x["ticktext"] = [_tick_text(int(length), counts.get(int(length))) for length in x["tickvals"]]
     y = value_axis(name.replace("-", " "), known, ends)
     figure = new_figure(title, subtitle + beyond(known, y))
-    figure.update_layout(xaxis=x, yaxis=y)
+    last = max(length for curve in curves for length in curve.x)
+    figure.update_layout(xaxis=x, yaxis=y, showlegend=True, legend_title_text=f"at {last:,} tokens")
     mark_trained(figure, result.trained_length, x)
     measured = len(result.lengths) == 1 or name == "perplexity"
     one = "one length was measured" if measured else "there are key tokens at one length only"
-    add_curves(figure, curves, one, looks=looks(result.names()))
+    add_curves(figure, curves, one, end=short_number, looks=looks(result.names()))
     points = [(method, at) for method in result.methods for at in method.lengths]
     rows = rows_of(
         method=[name_of(method, result) for method, _ in points],

@@ -114,8 +114,9 @@ def test_perplexity(client: httpx.Client, model: str) -> None:
         return list(post(client, "/perplexity", methods=encodings, **body)["methods"])
 
     first = measure(REQUESTS[model])
-    for before, after in zip(first, measure([method["pe"] for method in first]), strict=True):
-        assert after["pe"] == named_by_itself(before["pe"])
+    again = measure([method["pe"] for method in first])
+    for before in first:  # an own encoding and its name are one when sent back, and measured once
+        (after,) = [method for method in again if method["pe"] == named_by_itself(before["pe"])]
         assert after["frequency_hashes"] == before["frequency_hashes"]
         assert after["lengths"] == before["lengths"]
 

@@ -46,6 +46,25 @@ def test_requests_of_one_tenant_evict_no_results_of_another(checkpoints: Path) -
         assert found == [404, 404, 200, 200, 200]
 
 
+def test_small_tables_need_no_process(served: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process of a server imports all that draws, which took eight seconds under load."""
+    url, app = served
+
+    async def refuse(*_: Any) -> None:
+        raise AssertionError("a process was asked for")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(app.state.workers, "render", refuse)
+        table = httpx.post(f"{url}/perplexity", json=BODY, headers={"Accept": "text/csv"})
+        assert table.text.startswith("method,model,length,perplexity")
+        result = httpx.post(f"{url}/perplexity", json=BODY).json()
+        rows = httpx.get(f"{url}{result['links']['csv']}").text
+        assert rows == table.text
+    monkeypatch.setattr("service.api.files.SMALL_RESULT", 0)
+    again = httpx.post(f"{url}/perplexity", json=BODY, headers={"Accept": "text/csv"}, timeout=120)
+    assert again.text == rows, "the same from a process"
+
+
 @pytest.mark.slow
 def test_links_survive_a_restart(checkpoints: Path, tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'jobs.db'}"

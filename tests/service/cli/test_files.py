@@ -22,6 +22,15 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path, monkeypatch: pytest.Monkey
     assert documents(["-"]) == (["stdin"], "ropes")
 
 
+def test_files_of_one_name_have_their_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, text in (("one", "ropes"), ("two", "decks")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text(text)
+    (tmp_path / "b.txt").write_text("masts")
+    assert documents(["one/a.txt", "two/a.txt", "b.txt"])[0] == ["one/a.txt", "two/a.txt", "b.txt"]
+
+
 def test_every_line_of_a_jsonl_file_is_a_document(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "ropes\\nand lines", "id": 1}\n\n{"text": "decks"}\n')

@@ -141,6 +141,20 @@ def test_documents_have_the_names_of_the_request(models: ModelRegistry, evaluati
             planned(models, evaluation, **given, names=names)
 
 
+def test_a_name_is_that_of_one_document(models: ModelRegistry) -> None:
+    with pytest.raises(ValidationError, match="'b' names two documents: give each its own name"):
+        planned(models, "perplexity", input=[TEXT, "A text.", "Another."], names=["a", "b", "b"])
+
+
+@pytest.mark.parametrize("evaluation", [name for name in BODIES if name not in ("sweep", "recommend")])
+def test_an_encoding_is_measured_once(models: ModelRegistry, evaluation: str) -> None:
+    """Its rows and its line were there three times, and the measurements too."""
+    asked = ["yarn:4", "default", "yarn:4.0", {"method": "yarn", "factor": 4, "beta_fast": 32}, "yarn:2"]
+    plan: Any = planned(models, evaluation, methods=asked)
+    subjects = (plan.measured if isinstance(plan, LongPerplexityPlan) else plan).subjects
+    assert [subject.label for subject in subjects] == ["yarn(factor=4)", "default", "yarn(factor=2)"]
+
+
 def test_names_of_files_are_for_the_documents_of_a_sweep_alone() -> None:
     files, own = {"input": [TEXT, "A text."], "names": ["a.txt", "b.txt"]}, {"input": "Mine."}
     parts = ["perplexity", {"evaluation": "passkey", **own}]

@@ -140,6 +140,11 @@ class TestData:
         shown = lines(named("long_perplexity", "long-perplexity"))
         assert shown[NAMES[0]] == ([512, 1024, 2048], [180, 600, 800])
 
+    def test_legends_of_long_perplexity_have_the_last_values(self) -> None:
+        picture = named("long_perplexity", "long-perplexity").figure
+        assert picture.layout.legend.title.text == "at 2,048 tokens"
+        assert {trace.name for trace in picture.data if trace.showlegend} >= {f"{NAMES[0]}: 800.0"}
+
     def test_long_perplexity_has_its_key_tokens_below_each_length(self) -> None:
         result = examples.long_perplexity()
         picture, plain = pictures_of(result)
@@ -250,7 +255,7 @@ class TestLooks:
     def test_panels_and_legends_cut_a_name_alike(self) -> None:
         name = "self_extend(group_size=5, base=yarn:4)"
         heat, by_length = pictures_of(examples.passkey([name, "b", "c"]))[:2]
-        assert name in {note.text for note in heat.figure.layout.annotations}
+        assert name in {note.text.replace("<br>", " ") for note in heat.figure.layout.annotations}
         assert name in lines(by_length)
 
     @pytest.mark.parametrize("evaluation", EVERY)
@@ -266,8 +271,23 @@ class TestLooks:
             assert whole or picture.name == "attention", picture.name
             assert all("base=yarn:" in text for text in whole), "the part that differs is there"
 
+    def test_long_encodings_show_the_parameters_that_differ(self) -> None:
+        base = "base=(yarn:attention_temperature=1.5,factor={})"
+        parts = ([base.format(4), "group_size=4"], [base.format(8), "group_size=4"], [base.format(4)])
+        names = [f"self_extend({', '.join(each)}) on tiny" for each in parts]
+        assert list(different(["default", *names], 40).values()) == [
+            "default",
+            "self_extend(… factor=4) on tiny",
+            "self_extend(… factor=4, group_size=4) o…",
+            "self_extend(… factor=8, group_size=4) o…",
+        ]
+
+    def test_other_long_names_show_the_part_that_differs(self) -> None:
+        names = [f"rerope on a-model-with-a-name-of-many-words-{end}" for end in ("base", "chat")]
+        assert [text[-4:] for text in different(names, 40).values()] == ["base", "chat"]
+
     @given(
-        st.lists(st.text("ab, (", max_size=60), unique=True, max_size=40),
+        st.lists(st.text("ab, ()", max_size=60), unique=True, max_size=40),
         st.sampled_from((12, 40)),
     )
     def test_short_names_differ_and_do_not_depend_on_their_order(self, names: list[str], most: int) -> None:

@@ -155,6 +155,15 @@ class TestNothingFound:
         result = self.nothing("passkey")
         assert png_of(result) == named(result, "answer-nll").png()
 
+    def test_without_a_key_token_the_perplexity_of_all_says_why_it_is_shown(self) -> None:
+        result = examples.long_perplexity()
+        assert "needs long context" not in subtitle(pictures_of(result)[0])
+        for method in result.methods:
+            for at in method.lengths:
+                at.long_perplexity, at.key_tokens = None, 0
+        (only,) = pictures_of(result)
+        assert subtitle(only).startswith("no scored token needs long context: shown is the perplexity over all")
+
 
 class TestProbe:
     def test_labels_have_units_and_percent(self) -> None:

@@ -114,6 +114,13 @@ class TestDark:
         assert all(contrast(DARK.get(colour, colour), DARK[PAPER]) >= 3 for colour in (*COLOURS, INK, FAINT))
         assert all(contrast(colour, "#ffffff") >= 2 for colour in (*COLOURS, INK, FAINT))
 
+    def test_whiskers_are_readable_on_every_bar_and_beside_it(self) -> None:
+        bars = [trace for trace in pictures_of(EVERY["sweep"](list("abcdefg")))[0].figure.data if trace.type == "bar"]
+        assert {trace.marker.color for trace in bars} == set(COLOURS)
+        for bar in bars:
+            assert contrast(bar.error_x.color, bar.marker.color) >= 3
+            assert contrast(bar.error_x.color, "#ffffff") >= 3
+
     def test_the_script_has_them(self) -> None:
         page = plot_page(pictures("perplexity")[0])
         (colours,) = re.findall(r'id="dark-colours">(.*?)</script>', page)

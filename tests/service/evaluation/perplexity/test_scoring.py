@@ -256,6 +256,8 @@ def test_progress_then_result_then_done(client: httpx.Client) -> None:
         ("text/csvx, */*", "application/json"),
         ("text/csv; header=present; Q=0.2, application/json;q=0.1", "text/csv"),
         ("", "application/json"),
+        ("image/png, */*;q=0.1", "application/json"),
+        ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", "application/json"),
     ],
 )
 def test_the_client_weighs_csv_against_json(client: httpx.Client, accept: str, kind: str) -> None:
@@ -278,6 +280,14 @@ def test_other_headers_stream(client: httpx.Client, accept: str) -> None:
     body = {"input": TEXT, "lengths": [64], "stream": True}
     answer = client.post("/perplexity", json=body, headers={"Accept": accept})
     assert answer.headers["content-type"].startswith("text/event-stream")
+
+
+@pytest.mark.parametrize("accept", ["image/png", "application/vnd.apache.parquet", "text/html, image/*;q=0.5"])
+def test_other_types_are_not_acceptable(client: httpx.Client, accept: str) -> None:
+    """JSON came in their place."""
+    answer = client.post("/perplexity", json={"input": TEXT, "lengths": [64]}, headers={"Accept": accept})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (406, "not_acceptable")
+    assert "application/json, text/csv, or text/event-stream" in answer.json()["error"]["message"]
 
 
 def test_csv_and_pictures(client: httpx.Client) -> None:

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from service.evaluation.formatting import short_number, spaced
+from service.evaluation.long_perplexity.results import LongPerplexityResult
+from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.perplexity.tables import perplexity_markdown
 from service.evaluation.tables import csv_of
 from service.reports.terminal import table_of
+from tests.service.figures.measured import long_perplexity
 from tests.service.results import result_of
 
 LENGTHS = [256, 512, 1024]
@@ -51,6 +54,15 @@ class TestCsv:
         text = csv_of(result_of({"default": [6.5]}, [256], kind=None))
         (row,) = csv.DictReader(io.StringIO(text))
         assert (row["interval_low"], row["interval_high"], row["interval_kind"]) == ("", "", "")
+
+    @pytest.mark.parametrize("result", [RESULT, long_perplexity()], ids=["perplexity", "long_perplexity"])
+    def test_has_the_parameters_of_the_protocol(self, result: PerplexityResult | LongPerplexityResult) -> None:
+        tail = {"protocol": "tail", "parameters": {"stride": 256, "tail": 64, "windows": 8}, "bos": True}
+        columns = ("protocol", "protocol_stride", "protocol_tail", "protocol_windows", "bos")
+        for made, values in ((result, ["curve", "", "", "", "False"]),
+                             (result.model_copy(update=tail), ["tail", "256", "64", "8", "True"])):  # fmt: skip
+            row = next(csv.DictReader(io.StringIO(csv_of(made))))
+            assert [row[name] for name in columns] == values
 
     @pytest.mark.parametrize("label", ["=1+1", "+1", "-1", "@SUM(A1)", "a,b", 'a"b', "a\nb"])
     def test_label_is_one_cell_and_never_a_formula(self, label: str) -> None:
