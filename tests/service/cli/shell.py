@@ -9,7 +9,7 @@ import threading
 
 from typer.testing import CliRunner, Result
 
-from service.cli import app
+from service.cli.commands import app
 
 
 def ropeway(*arguments: str, stdin: str | None = None) -> Result:
