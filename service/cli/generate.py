@@ -81,11 +81,13 @@ def generate(  # noqa: PLR0913 - one argument per option
         "stop": stop or None,
         "structured_outputs": _structured(regex=regex, choice=choice, schema=schema),
     }
-    if server is None:
+
+    def check() -> None:
         from service.api.generation.generate import GenerateRequest
 
         check_body(GenerateRequest, request)
-    with connected(server, model) as client:
+
+    with connected(server, model, check) as client:
         if as_json:
             typer.echo(client.generate(**request).model_dump_json(indent=2))
         elif len(methods or []) > 1:

@@ -32,8 +32,9 @@ app(sys.argv[2:])
         ("typer", ["methods"], ""),
         ("service.cli.serve", ["methods"], ""),
         ("patches.registry", ["methods"], "interrupted"),
+        ("torch", ["generate", "Once", "--model", "demo"], "loading demo\nloading demo was interrupted"),
     ],
-    ids=["early import", "late import", "command"],
+    ids=["early import", "late import", "command", "libraries"],
 )
 def test_ctrl_c_while_modules_are_imported_prints_no_traceback(module: str, arguments: list[str], told: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED, module, *arguments]
