@@ -13,7 +13,7 @@ from rich.text import Text
 
 from service.cli.client import connected
 from service.cli.evaluations import IncludeText, finding_again, finish
-from service.cli.files import refuse_several, save
+from service.cli.files import check_files, refuse_several, save
 from service.cli.measuring import AsCsv, AsJson, show, show_early
 from service.cli.options import Server
 from service.cli.terminal import new_table, print_table, printable, stdout
@@ -142,6 +142,7 @@ def results(
 ) -> None:
     """The result of a job. After a cancel or a failure: that of its complete methods, or its finished units."""
     refuse_several({"--parquet": parquet, "--json": as_json, "--csv": as_csv})
+    check_files(("--parquet", parquet))
     with _connected(server) as client:
         whole = _whole(client, job_id)
         if parquet is not None:
@@ -157,6 +158,7 @@ def report(
     server: Server = None,
 ) -> None:
     """Save the report of a job: one HTML file with every picture and the numbers."""
+    check_files(("--output", output))
     with _connected(server) as client:
         whole = _whole(client, job_id)
         page = client.download(whole, "report.html", include_text=include_text)
