@@ -97,11 +97,9 @@ def check_body(kind: type[BaseModel], body: Mapping[str, Any]) -> None:
     try:
         kind.model_validate({name: value for name, value in body.items() if value is not None})
     except ValidationError as error:
-        from fastapi.exceptions import RequestValidationError
+        from service.api.validation import problems_in, validation_error
 
-        from service.api.errors import as_api_error
-
-        raise typer.BadParameter(as_api_error(RequestValidationError(error.errors())).message) from None
+        raise typer.BadParameter(validation_error(problems_in(error.errors())).message) from None
 
 
 def lengths(text: str | None) -> list[int] | dict[str, int] | None:

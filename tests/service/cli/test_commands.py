@@ -204,6 +204,14 @@ class TestFailures:
         assert result.exit_code == 2
         assert message in " ".join(result.stderr.replace("│", " ").split())
 
+    def test_a_mistake_is_found_without_the_libraries_of_a_server(self) -> None:
+        code = "import sys; sys.modules['torch'] = sys.modules['fastapi'] = None; from service.cli import app; app()"
+        command = [sys.executable, "-c", code, "perplexity", "--protocol", "square"]
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert run.returncode == 2, run.stderr
+        assert "protocol: must be 'curve'" in run.stderr
+        assert "Traceback" not in run.stderr
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
