@@ -58,14 +58,19 @@ def _text_of(file: str) -> str:
     packed = next((name for start, name in PACKED.items() if content.startswith(start)), None)
     if packed is not None:
         fail(f"{shown}: is packed by {packed}, and a document is plain text: unpack it first")
-    try:
-        # A byte order mark is no part of the text, and would be scored.
-        text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        fail(f"{shown}: must be UTF-8 text, and byte {error.start + 1} is not: convert it, as with iconv")
+    text = decoded(content, shown)
     if not text:
         fail(f"{shown}: is empty, and a document has at least 2 tokens")
     return text
+
+
+def decoded(content: bytes, name: str) -> str:
+    """The text of the file ``name``. Its lines end with line feeds, whatever they ended with."""
+    try:
+        # A byte order mark is no part of the text, and would be scored.
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        fail(f"{name}: must be UTF-8 text, and byte {error.start + 1} is not: convert it, as with iconv")
 
 
 def _documents_in(file: str, content: str) -> list[tuple[str, str]]:

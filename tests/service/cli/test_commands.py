@@ -122,6 +122,19 @@ class TestGenerate:
         assert json.loads(result.stdout) == answer
         assert json.loads(requests[0].content) == {"prompt": "Once", "model": "tiny"}
 
+    def test_refuses_text_that_is_no_utf_8(self, tmp_path: Path) -> None:
+        """As a byte of another encoding reaches a program: the shell's arguments have surrogates."""
+        schema = tmp_path / "schema.json"
+        schema.write_bytes(b'{"title": "caf\xe9"}')
+        for arguments, told in {
+            ("-",): "error: stdin: must be UTF-8 text, and byte 4 is not: convert it",
+            ("Once", "--schema", str(schema)): f"error: {schema}: must be UTF-8 text, and byte 15 is not",
+            ("caf\udce9",): "error: an argument must be UTF-8 text, and is not",
+        }.items():
+            result = ropeway("generate", *arguments, "--server", "127.0.0.1:9", stdin=b"caf\xe9")
+            assert result.exit_code == 1
+            assert told in result.stderr
+
 
 REFUSAL = {
     "error": {"message": "must be at least 1", "type": "invalid_request_error", "param": "pe.factor", "code": "x"}
