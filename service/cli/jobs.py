@@ -15,15 +15,18 @@ from service.cli.client import connected
 from service.cli.evaluations import IncludeText, finding_again, finish
 from service.cli.files import check_files, refuse_several, save
 from service.cli.measuring import AsCsv, AsJson, show, show_early
-from service.cli.options import Server
 from service.cli.terminal import new_table, print_table, printable, stdout
 from service.jobs.records import JobState
 
 if TYPE_CHECKING:
     from service.client import JobInfo, Ropeway
 
-jobs = typer.Typer(help="Jobs of a server: list, show, follow, cancel, resume, results.", no_args_is_help=True)
+jobs = typer.Typer(help="Jobs of a server: list, show, follow, cancel, resume, results, forget.", no_args_is_help=True)
 
+Server = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="The server with the jobs.", show_default="ROPEWAY_URL, or http://localhost:8000"),
+]
 Id = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or a unique prefix of it.")]
 
 

@@ -15,7 +15,9 @@ import typer
 from pyarrow import parquet
 
 from service.cli.evaluations import own_fields, separated, value_of
+from service.cli.jobs import jobs
 from service.client import Ropeway
+from service.client.requests import DEFAULT_URL
 from service.evaluation.catalogue import EVALUATIONS
 from tests.service.cli.shell import ropeway
 from tests.service.conftest import TEXT, tiny_tokenizer
@@ -340,6 +342,13 @@ def test_results_have_one_format(options: tuple[str, ...]) -> None:
     result = ropeway("jobs", "results", "0123", *options, "--server", "http://127.0.0.1:9")
     assert result.exit_code == 2
     assert f"{options[0]} and {options[-1]} exclude each other" in result.stderr
+
+
+def test_help_names_the_server_of_jobs() -> None:
+    for command in (["jobs", "list"], ["report"]):
+        shown = " ".join(succeeded(*command, "--help").replace("│", "").split())
+        assert f"[default: (ROPEWAY_URL, or {DEFAULT_URL})]" in shown
+    assert all(str(command.name) in str(jobs.info.help) for command in jobs.registered_commands)
 
 
 def test_a_job_is_cancelled_and_forgotten(server: str, done: str) -> None:
