@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,10 +49,10 @@ def _whole(client: Ropeway, job_id: str) -> str:
     """The id that starts with ``job_id``.
 
     Raises:
-        typer.BadParameter: when several do, or ``job_id`` is empty.
+        typer.BadParameter: when several do, or ``job_id`` is no part of an id.
     """
-    if not job_id.strip():
-        raise typer.BadParameter("an id cannot be empty", param_hint="JOB")
+    if not re.fullmatch("[0-9a-f]+", job_id):
+        raise typer.BadParameter(f"{job_id!r} is no id: it has digits and the letters a to f", param_hint="JOB")
     if len(job_id) >= 32:
         return job_id
     found = [job.id for job in client.jobs(limit=1000) if job.id.startswith(job_id)]

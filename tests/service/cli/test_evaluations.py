@@ -344,6 +344,14 @@ def test_results_have_one_format(options: tuple[str, ...]) -> None:
     assert f"{options[0]} and {options[-1]} exclude each other" in result.stderr
 
 
+@pytest.mark.parametrize("job_id", ["", "../health", "0123?forget=true", "JOB"])
+def test_an_id_that_is_none_is_refused(job_id: str) -> None:
+    """It would name another route of the server."""
+    result = ropeway("jobs", "cancel", job_id, "--server", "http://127.0.0.1:9")
+    assert result.exit_code == 2
+    assert f"{job_id!r} is no id" in result.stderr
+
+
 def test_help_names_the_server_of_jobs() -> None:
     for command in (["jobs", "list"], ["report"]):
         shown = " ".join(succeeded(*command, "--help").replace("│", "").split())
