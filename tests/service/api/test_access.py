@@ -162,6 +162,13 @@ def test_what_cannot_be_a_file_of_keys_is_left_as_it_is(tmp_path: Path, monkeypa
     assert "cannot be read" in CliRunner().invoke(ropeway, ["keys", "list"]).stderr
 
 
+def test_a_file_of_keys_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "absent" / "keys"
+    refused = CliRunner().invoke(ropeway, ["keys", "new", "ann", "--file", str(file)])
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert refused.stderr.replace("\n", "") == f"error: {file}: No such file or directory"
+
+
 def test_names_that_occur_twice_are_told_apart_by_their_hashes(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     first, second = "a" * 64, "ab" * 32
