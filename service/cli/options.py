@@ -47,8 +47,8 @@ else:
     Encodings = encodings_option("default")
 
 
-def encodings(texts: list[str] | None, *, check: bool = True) -> list[dict[str, Any]] | None:
-    """Request fields of every encoding; None without any.
+def encodings(texts: list[str] | None, *, check: bool = True, option: str = "--pe") -> list[dict[str, Any]] | None:
+    """Request fields of every encoding; None without any. ``option`` is where they were given.
 
     ``check`` finds mistakes before a model is loaded. It is off for ``--server``, which may have other methods.
 
@@ -67,7 +67,7 @@ def encodings(texts: list[str] | None, *, check: bool = True) -> list[dict[str, 
             if check:
                 parse_encoding(fields)
         except ValueError as error:
-            raise typer.BadParameter(f"{text}: {error}", param_hint="--pe") from None
+            raise typer.BadParameter(f"{text}: {error}", param_hint=option) from None
         several.append(fields)
     return several
 

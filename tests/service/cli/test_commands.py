@@ -205,6 +205,7 @@ class TestFailures:
             (("generate", "a", "--schema", "pyproject.toml"), "structured_outputs.json: is no JSON"),
             (("perplexity", "--stride", "8"), "stride has no meaning for protocol curve"),
             (("perplexity", "--lengths", "1"), "lengths.0: must be at least 2, not 1"),
+            (("export", "yrn", "--to", "vllm"), "Invalid value for ENCODING: yrn: unknown method 'yrn'"),
             (("methods", "--json", "--markdown"), "--json and --markdown exclude each other"),
             (("methods", "yarn", "--markdown"), "--markdown and --docs have every method: leave out the name"),
             (("methods", "yarn", "--docs", "docs"), "--markdown and --docs have every method"),
