@@ -210,6 +210,7 @@ class TestFailures:
             (("methods", "yarn", "--markdown"), "--markdown and --docs have every method: leave out the name"),
             (("methods", "yarn", "--docs", "docs"), "--markdown and --docs have every method"),
             (("serve", "--set", "max_queue"), "is not NAME=VALUE"),
+            (("serve", "--set", "prot=1"), "Invalid value for --set: ROPEWAY_PROT: no setting; is it ROPEWAY_PORT?"),
             (("serve", "--set", "colour=1"), "is not NAME=VALUE with one of: model, revision"),
         ],
     )
