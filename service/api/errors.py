@@ -1,13 +1,12 @@
 """Every failure as one JSON shape: {"error": {"message", "type", "param", "code"}}.
 
-Bodies are bounded: at most 10 problems, of 200 characters but for the first. A malformed request never gets a megabyte
-of echo.
+Bodies are bounded: a malformed request never gets a megabyte of echo.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -17,16 +16,15 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from patches import ENCODING_TAGS, InvalidEncoding, Problem, SlotsExhausted, problems_of
+from patches import InvalidEncoding, SlotsExhausted
 from service import context
+from service.api.validation import problems_in, validation_error
 from service.engine.choice import CannotGenerate
 from service.engine.failures import EngineFailed, EngineStopping
 from service.engine.out_of_memory import OutOfMemory
 from service.errors import (
     CLIENT_CLOSED_REQUEST,
     MAX_CHARS,
-    MAX_CHARS_OF_THE_FIRST,
-    MAX_PROBLEMS,
     ApiError,
     ClientGone,
     bad_request,
@@ -35,10 +33,8 @@ from service.errors import (
     rank_lost,
     shutting_down,
 )
-from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.scoring import NotANumber
-from service.inputs import TAGS
 from service.jobs.storage.database import StoreOutOfReach
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
 from service.models.parallel import LOST
@@ -46,9 +42,6 @@ from service.models.registry import UnknownModel
 from service.sharing.admission import QueueFull, TooLarge
 from service.sharing.limits import LimitsOutOfReach
 from service.sharing.stopping import Stopped
-
-NO_FIELDS = frozenset({"body", "query", "path", "header", *TAGS, *ENCODING_TAGS, *EVALUATIONS})
-"""Parts of a problem's location that FastAPI and unions add."""
 
 log = structlog.get_logger()
 
@@ -115,15 +108,6 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
 }
 
 
-def validation_error(problems: Sequence[Problem]) -> ApiError:
-    """One message for all that is wrong with a request, the fields named."""
-    first, *others = problems
-    lines = [str(first)[:MAX_CHARS_OF_THE_FIRST], *(str(other)[:MAX_CHARS] for other in others[: MAX_PROBLEMS - 1])]
-    if len(problems) > MAX_PROBLEMS:
-        lines.append("and more")
-    return bad_request("; ".join(lines), param=first.field[:MAX_CHARS] or None, code="invalid_request")
-
-
 def response_of(error: ApiError) -> JSONResponse:
     """The answer, with the header that clients retry by: openai's client repeats any 5xx."""
     headers = {}
@@ -169,24 +153,3 @@ def _no_route(request: Request) -> str:
     """The path, which no route has, and the nearest one."""
     near = difflib.get_close_matches(request.url.path[:MAX_CHARS], getattr(request.app.state, "paths", ()), 1, 0.8)
     return f"no route {request.url.path[:MAX_CHARS]!r}: " + (f"did you mean {near[0]}?" if near else "see /docs")
-
-
-def problems_in(errors: Iterable[Any]) -> list[Problem]:
-    """pydantic's errors about a request; errors of the whole body get the field ``body``."""
-    found = problems_of(map(_of_a_field, map(_in_the_body, errors)), NO_FIELDS)
-    return [problem if problem.field else Problem("body", problem.message) for problem in found]
-
-
-def _in_the_body(error: Any) -> Any:
-    """FastAPI gives broken JSON the offset for a field."""
-    if error["type"] != "json_invalid":
-        return error
-    return {**error, "loc": (), "ctx": {"error": f"{error['ctx']['error']} at character {error['loc'][-1] + 1}"}}
-
-
-def _of_a_field(error: Any) -> Any:
-    """A field may have the name of its evaluation (`needle`): errors about a text are errors of a field."""
-    *before, last = error["loc"] or ("",)
-    if last not in EVALUATIONS or not error["type"].startswith(("missing", "string_")):
-        return error
-    return {**error, "loc": tuple(before), "ctx": {**error.get("ctx", {}), "field": last}}

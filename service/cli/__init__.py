@@ -1,68 +1,15 @@
 """The shell: ``ropeway serve``, ``generate``, a command per evaluation, ``scale``, ``jobs``, ``report``, ``export``,
-listings."""
+listings. ``commands`` has them; this module imports next to nothing, so that Ctrl-C is quiet while they are imported.
+"""
 
 from __future__ import annotations
 
-import atexit
-import os
-import signal
-import sys
-import threading
-from typing import Annotated
-
-import typer
-
-from service.cli import evaluations
-from service.cli.demo import demo
-from service.cli.export import export
-from service.cli.generate import generate
-from service.cli.jobs import jobs, report
-from service.cli.keys import keys
-from service.cli.listings import methods, models
-from service.cli.scale import scale
-from service.cli.serve import serve
-
-app = typer.Typer(
-    name="ropeway",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+from service.cli import interrupts
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
-        from importlib.metadata import version
+def app(arguments: list[str] | None = None, **options: object) -> object:
+    """``ropeway ARGUMENTS``, by default of this process; ``options`` are typer's."""
+    interrupts.be_quiet()
+    from service.cli.commands import app as commands
 
-        typer.echo(f"ropeway {version('ropeway')}")
-        raise typer.Exit
-
-
-def _end_quietly() -> None:
-    """From the end of a command on, Ctrl-C ends the process at once. Python would print a traceback as it exits."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    sys.stdout.flush()
-    signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
-    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Python resets handlers soon after
-
-
-@app.callback()
-def _options(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """One loaded language model, a positional encoding per request."""
-    context.call_on_close(_end_quietly)
-
-
-for command in (serve, generate):
-    app.command()(command)
-evaluations.add_to(app)
-app.add_typer(jobs, name="jobs")
-app.add_typer(keys, name="keys")
-app.add_typer(scale, name="scale")
-for listing in (report, methods, models, export, demo):
-    app.command()(listing)
+    return commands(arguments, **options)

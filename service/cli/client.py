@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,15 @@ FOR_ONE_COMMAND = {"api_keys": (), "api_keys_file": None, "metrics_port": None, 
 
 
 @contextmanager
-def connected(server: str | None, model: str | None = None) -> Iterator[Ropeway]:
+def connected(
+    server: str | None, model: str | None = None, check: Callable[[], None] | None = None
+) -> Iterator[Ropeway]:
     """A client of ``server``; without one, of a temporary server in this process, which loads ``model``.
 
-    Failures that a user can cause end the command with a message and exit code 1.
+    ``check`` needs the libraries of such a server, and refuses the command before its model is loaded. Failures that a
+    user can cause end the command with a message and exit code 1.
     """
-    from service.cli.server import StartFailed, local_server, settings_with
+    from service.cli.server import StartFailed, load_libraries, local_server, settings_with
     from service.client import RopewayError
 
     try:
@@ -30,10 +33,18 @@ def connected(server: str | None, model: str | None = None) -> Iterator[Ropeway]
             if url is None:
                 settings = settings_with(model=model).model_copy(update=FOR_ONE_COMMAND)
                 with loading(settings.model):
+                    load_libraries()
+                    if check is not None:
+                        check()
                     url = stack.enter_context(local_server(settings))
             yield stack.enter_context(client_of(url, trust_env=server is not None))
     except (RopewayError, StartFailed) as error:
         fail(str(error))
+    except UnicodeEncodeError as error:
+        if error.encoding != "utf-8":  # it was about the output
+            raise
+        # Python has lone surrogates for the bytes of an argument that is not UTF-8.
+        fail("an argument must be UTF-8 text, and is not: convert it, as with iconv")
 
 
 def client_of(url: str, *, trust_env: bool = False) -> Ropeway:

@@ -19,7 +19,7 @@ import typer
 from rich.text import Text
 
 from service.cli.client import client_of
-from service.cli.files import picture
+from service.cli.files import check_folder, picture
 from service.cli.generate import panels, resolved_line
 from service.cli.measuring import show
 from service.cli.options import encodings
@@ -59,6 +59,7 @@ def demo(
     """Serve the demo models, generate under several encodings, measure perplexity and recall, draw both, stop."""
     from service.client import RopewayError
 
+    check_folder("--output", output)
     began = time.perf_counter()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # stops the server then, too

@@ -6,7 +6,7 @@ import difflib
 import inspect
 import json
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -50,8 +50,10 @@ SHARED = {
 """Fields with a shared option, or with none."""
 
 
-def separated(items: Sequence[str], fields: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """(files, values of the evaluation's fields) from the arguments that the shared options left over.
+def separated(
+    items: Sequence[str], fields: Mapping[str, Any], shared: Sequence[str] = ()
+) -> tuple[list[str], dict[str, Any]]:
+    """(files, values of the evaluation's fields) from the arguments that the options ``shared`` left over.
 
     A field is ``--name value`` or ``--name=value``. A boolean one is ``--name`` or ``--no-name``.
 
@@ -62,9 +64,11 @@ def separated(items: Sequence[str], fields: Mapping[str, Any]) -> tuple[list[str
     values: dict[str, Any] = {}
     rest = iter(items)
     for item in rest:
-        if not item.startswith("--"):
+        if item == "-" or not item.startswith("-"):
             files.append(item)
             continue
+        if not item.startswith("--"):
+            raise _unknown(item, fields, shared)
         flag, equals, text = item[2:].partition("=")
         name = flag.replace("-", "_")
         switched = name.removeprefix("no_")
@@ -76,15 +80,21 @@ def separated(items: Sequence[str], fields: Mapping[str, Any]) -> tuple[list[str
             values[switched] = switched == name
             continue
         if name not in fields:
-            close = difflib.get_close_matches(name, fields)
-            guess = f"did you mean --{_option(close[0])}?" if close else "--fields lists what there is"
-            raise typer.BadParameter(f"no option --{flag}: {guess}")
+            raise _unknown(item, fields, shared)
         given = text if equals else next(rest, None)
         if given is None:
             raise typer.BadParameter(f"--{flag} needs a value")
         value = value_of(given)
         values[name] = [value] if _is_list(fields[name]) and not isinstance(value, list) else value
     return files, values
+
+
+def _unknown(item: str, fields: Iterable[str], shared: Iterable[str]) -> typer.BadParameter:
+    """The refusal of what looks like an option, with the nearest one."""
+    given = item.partition("=")[0]
+    close = difflib.get_close_matches(given.strip("-"), [*map(_option, fields), *shared])
+    guess = f"did you mean --{close[0]}?" if close else "--help and --fields list what there is"
+    return typer.BadParameter(f"no option {given}: {guess}")
 
 
 def _option(field: str) -> str:
@@ -136,6 +146,7 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
     help_text = f"{evaluation.summary}\n\nEvery other field of the request is an option too: --fields lists them."
 
     def run(  # noqa: PLR0913 - one argument per option
+        context: typer.Context,
         files: Files = None,
         pe: Encodings = None,
         lengths_: LengthList = None,
@@ -165,7 +176,9 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
         refuse_without_effect(server, background=background, cancel=cancel, **outputs)
         if include_text and report is None:
             raise typer.BadParameter("--include-text needs a report: add --report")
-        paths, own = separated(files or [], own_fields(name))
+        names = [option for parameter in context.command.params for option in parameter.opts]
+        shared = [option.removeprefix("--") for option in names if option.startswith("--")]
+        paths, own = separated(files or [], own_fields(name), shared)
         minutes = minutes_of(own)
         body = body_of(name, own, paths, pe, lengths_, max_tokens, model, server)
         with connected(server, model) as client:

@@ -44,7 +44,7 @@ def export(
     server: Server = None,
 ) -> None:
     """Print ENCODING as configuration and options of another system."""
-    (fields,) = encodings([pe], check=server is None) or []
+    (fields,) = encodings([pe], check=server is None, option="ENCODING") or []
     if server is None:
         _check_target(target)
     with connected(server, model) as client:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,11 +58,7 @@ def _text_of(file: str) -> str:
     packed = next((name for start, name in PACKED.items() if content.startswith(start)), None)
     if packed is not None:
         fail(f"{shown}: is packed by {packed}, and a document is plain text: unpack it first")
-    try:
-        # A byte order mark is no part of the text, and would be scored.
-        text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        fail(f"{shown}: must be UTF-8 text, and byte {error.start + 1} is not: convert it, as with iconv")
+    text = decoded(content, shown)
     if not text:
         fail(f"{shown}: is empty, and a document has at least 2 tokens")
     return text
@@ -68,6 +66,15 @@ def _text_of(file: str) -> str:
 
 def _name_of(file: str) -> str:
     return "stdin" if file == "-" else Path(file).name
+
+
+def decoded(content: bytes, name: str) -> str:
+    """The text of the file ``name``. Its lines end with line feeds, whatever they ended with."""
+    try:
+        # A byte order mark is no part of the text, and would be scored.
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        fail(f"{name}: must be UTF-8 text, and byte {error.start + 1} is not: convert it, as with iconv")
 
 
 def _documents_in(file: str, name: str, content: str) -> list[tuple[str, str]]:
@@ -104,18 +111,55 @@ def check_outputs(
     for path in plots or []:
         if path.suffix.lower() not in (".png", ".html"):
             raise typer.BadParameter(f"{str(path)!r} must end in .png or .html", param_hint="--plot")
-    outputs = [*(("--plot", path) for path in plots or []), ("--report", report), ("--policy", policy)]
+    check_files(*(("--plot", path) for path in plots or []), ("--report", report), ("--policy", policy))
+
+
+def check_files(*outputs: tuple[str, Path | None]) -> None:
+    """Refuse files that cannot be written. ``outputs`` are options and their values.
+
+    Raises:
+        typer.BadParameter: naming the option.
+    """
     taken: dict[Path, str] = {}
     for option, file in outputs:
         if file is None:
             continue
-        if not file.absolute().parent.is_dir():
-            raise typer.BadParameter(f"there is no folder {str(file.parent)!r}", param_hint=option)
-        if file.is_dir():
-            raise typer.BadParameter(f"{str(file)!r} is a folder, and the output is a file", param_hint=option)
-        if (place := file.resolve()) in taken:
-            raise typer.BadParameter(f"{str(file)!r} is the file of {taken[place]} already", param_hint=option)
+        with _refused(option):
+            if not file.absolute().parent.is_dir():
+                raise typer.BadParameter(f"there is no folder {str(file.parent)!r}", param_hint=option)
+            if file.is_dir():
+                raise typer.BadParameter(f"{str(file)!r} is a folder, and the output is a file", param_hint=option)
+            _check_right(option, file if file.exists() else file.parent)
+            if (place := file.resolve()) in taken:
+                raise typer.BadParameter(f"{str(file)!r} is the file of {taken[place]} already", param_hint=option)
         taken[place] = option
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Refuse a folder that cannot be made or written to.
+
+    Raises:
+        typer.BadParameter: naming ``option``.
+    """
+    with _refused(option):
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise typer.BadParameter(f"{str(there)!r} is a file, and the output is a folder", param_hint=option)
+        _check_right(option, there)
+
+
+def _check_right(option: str, place: Path) -> None:
+    if not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise typer.BadParameter(f"there is no right to write to {str(place)!r}", param_hint=option)
+
+
+@contextmanager
+def _refused(option: str) -> Iterator[None]:
+    """A name that the system refuses, such as one that is too long, is a wrong value of ``option``."""
+    try:
+        yield
+    except OSError as error:
+        raise typer.BadParameter(f"{error.filename}: {error.strerror}", param_hint=option) from None
 
 
 def refuse_several(given: Mapping[str, object]) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.cli.client import connected
+from service.cli.files import decoded
 from service.cli.options import Encodings, ModelName, Server, check_body, encodings
 from service.cli.terminal import printable, stderr, stdout
 
@@ -66,7 +67,7 @@ def generate(  # noqa: PLR0913 - one argument per option
     """Continue PROMPT. Several --pe answer it under each encoding, side by side."""
     methods = encodings(pe, check=server is None)
     request: dict[str, Any] = {
-        "prompt": sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt,
+        "prompt": decoded(sys.stdin.buffer.read(), "stdin").removesuffix("\n") if prompt == "-" else prompt,
         "pe": methods,
         "model": model if server else None,
         "max_new_tokens": max_new_tokens,
@@ -81,11 +82,13 @@ def generate(  # noqa: PLR0913 - one argument per option
         "stop": stop or None,
         "structured_outputs": _structured(regex=regex, choice=choice, schema=schema),
     }
-    if server is None:
+
+    def check() -> None:
         from service.api.generation.generate import GenerateRequest
 
         check_body(GenerateRequest, request)
-    with connected(server, model) as client:
+
+    with connected(server, model, check) as client:
         if as_json:
             typer.echo(client.generate(**request).model_dump_json(indent=2))
         elif len(methods or []) > 1:
@@ -96,7 +99,7 @@ def generate(  # noqa: PLR0913 - one argument per option
 
 def _structured(*, regex: str | None, choice: list[str] | None, schema: Path | None) -> dict[str, Any] | None:
     """The form of the answer."""
-    json = None if schema is None else schema.read_text(encoding="utf-8")
+    json = None if schema is None else decoded(schema.read_bytes(), str(schema))
     given = {"regex": regex, "choice": choice or None, "json": json}
     return {name: value for name, value in given.items() if value is not None} or None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,17 +14,20 @@ from rich.text import Text
 
 from service.cli.client import connected
 from service.cli.evaluations import IncludeText, finding_again, finish
-from service.cli.files import refuse_several, save
+from service.cli.files import check_files, refuse_several, save
 from service.cli.measuring import AsCsv, AsJson, show, show_early
-from service.cli.options import Server
 from service.cli.terminal import new_table, print_table, printable, stdout
 from service.jobs.records import JobState
 
 if TYPE_CHECKING:
     from service.client import JobInfo, Ropeway
 
-jobs = typer.Typer(help="Jobs of a server: list, show, follow, cancel, resume, results.", no_args_is_help=True)
+jobs = typer.Typer(help="Jobs of a server: list, show, follow, cancel, resume, results, forget.", no_args_is_help=True)
 
+Server = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="The server with the jobs.", show_default="ROPEWAY_URL, or http://localhost:8000"),
+]
 Id = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or a unique prefix of it.")]
 
 
@@ -45,10 +49,10 @@ def _whole(client: Ropeway, job_id: str) -> str:
     """The id that starts with ``job_id``.
 
     Raises:
-        typer.BadParameter: when several do, or ``job_id`` is empty.
+        typer.BadParameter: when several do, or ``job_id`` is no part of an id.
     """
-    if not job_id.strip():
-        raise typer.BadParameter("an id cannot be empty", param_hint="JOB")
+    if not re.fullmatch("[0-9a-f]+", job_id):
+        raise typer.BadParameter(f"{job_id!r} is no id: it has digits and the letters a to f", param_hint="JOB")
     if len(job_id) >= 32:
         return job_id
     found = [job.id for job in client.jobs(limit=1000) if job.id.startswith(job_id)]
@@ -142,6 +146,7 @@ def results(
 ) -> None:
     """The result of a job. After a cancel or a failure: that of its complete methods, or its finished units."""
     refuse_several({"--parquet": parquet, "--json": as_json, "--csv": as_csv})
+    check_files(("--parquet", parquet))
     with _connected(server) as client:
         whole = _whole(client, job_id)
         if parquet is not None:
@@ -157,6 +162,7 @@ def report(
     server: Server = None,
 ) -> None:
     """Save the report of a job: one HTML file with every picture and the numbers."""
+    check_files(("--output", output))
     with _connected(server) as client:
         whole = _whole(client, job_id)
         page = client.download(whole, "report.html", include_text=include_text)

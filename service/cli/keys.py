@@ -34,7 +34,7 @@ def new(
     if path is None:
         stderr.print(f"for the file of hashes: {line}", soft_wrap=True, markup=False, highlight=False)
     else:
-        with _failures():
+        with _failures(path):
             key_file.add(path, line)
     typer.echo(key)
 
@@ -44,9 +44,9 @@ def list_keys(file: File = None) -> None:
     """The keys of a file: the start of each hash as in the logs, the date, and the owner."""
     from service.api.http import key_file
 
-    table = new_table("key", "made", "name")
-    with _failures():
-        for key in key_file.read(_needed(file)):
+    table, path = new_table("key", "made", "name"), _needed(file)
+    with _failures(path):
+        for key in key_file.read(path):
             table.add_row(key.digest[: key_file.SHOWN], str(key.created or "-"), Text(printable(key.name)))
     print_table(table)
 
@@ -59,8 +59,9 @@ def revoke(
     """Remove a key from the file. A running server that reads the file then refuses the key."""
     from service.api.http import key_file
 
-    with _failures():
-        gone = key_file.revoke(_needed(file), key)
+    path = _needed(file)
+    with _failures(path):
+        gone = key_file.revoke(path, key)
     stdout.print(Text(f"revoked {gone.digest[: key_file.SHOWN]} {printable(gone.name)}".rstrip()))
 
 
@@ -87,8 +88,8 @@ def _needed(file: Path | None) -> Path:
 
 
 @contextmanager
-def _failures() -> Iterator[None]:
-    """An error with the file ends the command with one line."""
+def _failures(path: Path) -> Iterator[None]:
+    """An error with the file ``path`` ends the command with one line."""
     from service.api.http.key_file import InvalidKeyFile, UnknownKey
 
     try:
@@ -96,4 +97,4 @@ def _failures() -> Iterator[None]:
     except (InvalidKeyFile, UnknownKey) as error:
         fail(str(error))
     except OSError as error:
-        fail(f"{error.filename or 'the file of hashes'}: {error.strerror}")
+        fail(f"{path}: {error.strerror}")  # the error has the name of a file beside it

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.cli.client import connected
+from service.cli.files import check_folder, refuse_several
 from service.cli.options import ModelName, Server, method_names
 from service.cli.terminal import fail, new_table, print_table, printable, stdout
 from service.reports.schema import default_text, type_text
@@ -54,6 +55,11 @@ def methods(
         from patches import unknown_method
 
         fail(unknown_method(name))
+    refuse_several({"--json": as_json, "--markdown": markdown, "--docs": docs})
+    if name is not None and (markdown or docs is not None):
+        raise typer.BadParameter("--markdown and --docs have every method: leave out the name", param_hint="NAME")
+    if docs is not None:
+        check_folder("--docs", docs)
     if docs is not None or markdown:
         from service.docs.methods import overview
         from service.docs.pages import write_docs

@@ -47,8 +47,8 @@ else:
     Encodings = encodings_option("default")
 
 
-def encodings(texts: list[str] | None, *, check: bool = True) -> list[dict[str, Any]] | None:
-    """Request fields of every encoding; None without any.
+def encodings(texts: list[str] | None, *, check: bool = True, option: str = "--pe") -> list[dict[str, Any]] | None:
+    """Request fields of every encoding; None without any. ``option`` is where they were given.
 
     ``check`` finds mistakes before a model is loaded. It is off for ``--server``, which may have other methods.
 
@@ -67,7 +67,7 @@ def encodings(texts: list[str] | None, *, check: bool = True) -> list[dict[str, 
             if check:
                 parse_encoding(fields)
         except ValueError as error:
-            raise typer.BadParameter(f"{text}: {error}", param_hint="--pe") from None
+            raise typer.BadParameter(f"{text}: {error}", param_hint=option) from None
         several.append(fields)
     return several
 
@@ -97,11 +97,9 @@ def check_body(kind: type[BaseModel], body: Mapping[str, Any]) -> None:
     try:
         kind.model_validate({name: value for name, value in body.items() if value is not None})
     except ValidationError as error:
-        from fastapi.exceptions import RequestValidationError
+        from service.api.validation import problems_in, validation_error
 
-        from service.api.errors import as_api_error
-
-        raise typer.BadParameter(as_api_error(RequestValidationError(error.errors())).message) from None
+        raise typer.BadParameter(validation_error(problems_in(error.errors())).message) from None
 
 
 def lengths(text: str | None) -> list[int] | dict[str, int] | None:

@@ -138,6 +138,7 @@ def assignments(items: list[str]) -> dict[str, str]:
     Raises:
         typer.BadParameter: for another form, or a name that is no setting.
     """
+    from service.environment import PREFIX, misspelt
     from service.settings import Settings
 
     values = {}
@@ -145,7 +146,9 @@ def assignments(items: list[str]) -> dict[str, str]:
         name, equals, value = item.partition("=")
         name = name.strip().lower().removeprefix("ropeway_")
         if not equals or name not in Settings.model_fields:
-            raise typer.BadParameter(f"{item!r} is not NAME=VALUE with one of: {', '.join(Settings.model_fields)}")
+            slips = misspelt([PREFIX + name.upper()]) if equals else []
+            known = f"{item!r} is not NAME=VALUE with one of: {', '.join(Settings.model_fields)}"
+            raise typer.BadParameter(slips[0] if slips else known, param_hint="--set")
         values[name] = value
     return values
 

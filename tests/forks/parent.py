@@ -27,7 +27,7 @@ from tests.forks import python
 SERVERS, WORKERS = "servers", "workers"
 """Names of the two sockets."""
 
-OF_SERVERS = ("service.app", "service.cli.serve")
+OF_SERVERS = ("service.app", "service.cli.commands")
 OF_WORKERS = ("service.reports.forms", "schemathesis", "playwright.sync_api", "alembic", "psycopg", "openai", "peft")
 """Libraries, not files of the tests: pytest rewrites their assertions when it imports them."""
 

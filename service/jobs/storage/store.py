@@ -19,6 +19,7 @@ from service.jobs.planning import asked_by, body_of
 from service.jobs.records import ENDED_EARLY, UNFINISHED, AtWork, JobInfo, JobState, UnitDone
 from service.jobs.storage import policies, results, units
 from service.jobs.storage.database import CONNECTIONS, Database
+from service.jobs.storage.numbers import give_number
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
 from service.jobs.storage.results import Packed
@@ -85,6 +86,7 @@ class JobStore:
         )
         try:
             with self.database.writing() as session:
+                give_number(session, job)
                 session.add(job)
                 session.flush()
                 return self._info(session, job, job.request)

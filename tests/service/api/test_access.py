@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 from service.api.http import key_file
 from service.api.http.access import ApiKeys
 from service.api.http.key_file import InvalidKeyFile, hash_of, read_hashes
-from service.cli import app as ropeway
 from service.cli.client import client_of
+from service.cli.commands import app as ropeway
 from service.models.checkpoint.loading import load
 from service.settings import Settings
 from tests.service.api.conftest import ANN, BOB, GENERATE
@@ -160,6 +160,13 @@ def test_what_cannot_be_a_file_of_keys_is_left_as_it_is(tmp_path: Path, monkeypa
     assert CliRunner().invoke(ropeway, ["keys", "list"]).exit_code == 2, "no file is named"
     monkeypatch.setenv("ROPEWAY_API_KEYS_FILE", str(tmp_path / "absent"))
     assert "cannot be read" in CliRunner().invoke(ropeway, ["keys", "list"]).stderr
+
+
+def test_a_file_of_keys_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "absent" / "keys"
+    refused = CliRunner().invoke(ropeway, ["keys", "new", "ann", "--file", str(file)])
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert refused.stderr.replace("\n", "") == f"error: {file}: No such file or directory"
 
 
 def test_names_that_occur_twice_are_told_apart_by_their_hashes(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import threading
 
 from typer.testing import CliRunner, Result
 
-from service.cli import app
+from service.cli.commands import app
 
 
-def ropeway(*arguments: str, stdin: str | None = None) -> Result:
+def ropeway(*arguments: str, stdin: str | bytes | None = None) -> Result:
     """Run in this process; what the command does to signals, hooks and warnings is undone."""
     hooks = sys.excepthook, threading.excepthook
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}

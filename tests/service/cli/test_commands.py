@@ -122,6 +122,19 @@ class TestGenerate:
         assert json.loads(result.stdout) == answer
         assert json.loads(requests[0].content) == {"prompt": "Once", "model": "tiny"}
 
+    def test_refuses_text_that_is_no_utf_8(self, tmp_path: Path) -> None:
+        """As a byte of another encoding reaches a program: the shell's arguments have surrogates."""
+        schema = tmp_path / "schema.json"
+        schema.write_bytes(b'{"title": "caf\xe9"}')
+        for arguments, told in {
+            ("-",): "error: stdin: must be UTF-8 text, and byte 4 is not: convert it",
+            ("Once", "--schema", str(schema)): f"error: {schema}: must be UTF-8 text, and byte 15 is not",
+            ("caf\udce9",): "error: an argument must be UTF-8 text, and is not",
+        }.items():
+            result = ropeway("generate", *arguments, "--server", "127.0.0.1:9", stdin=b"caf\xe9")
+            assert result.exit_code == 1
+            assert told in result.stderr
+
 
 REFUSAL = {
     "error": {"message": "must be at least 1", "type": "invalid_request_error", "param": "pe.factor", "code": "x"}
@@ -195,7 +208,12 @@ class TestFailures:
             (("generate", "a", "--schema", "pyproject.toml"), "structured_outputs.json: is no JSON"),
             (("perplexity", "--stride", "8"), "stride has no meaning for protocol curve"),
             (("perplexity", "--lengths", "1"), "lengths.0: must be at least 2, not 1"),
+            (("export", "yrn", "--to", "vllm"), "Invalid value for ENCODING: yrn: unknown method 'yrn'"),
+            (("methods", "--json", "--markdown"), "--json and --markdown exclude each other"),
+            (("methods", "yarn", "--markdown"), "--markdown and --docs have every method: leave out the name"),
+            (("methods", "yarn", "--docs", "docs"), "--markdown and --docs have every method"),
             (("serve", "--set", "max_queue"), "is not NAME=VALUE"),
+            (("serve", "--set", "prot=1"), "Invalid value for --set: ROPEWAY_PROT: no setting; is it ROPEWAY_PORT?"),
             (("serve", "--set", "colour=1"), "is not NAME=VALUE with one of: model, revision"),
         ],
     )
@@ -206,6 +224,14 @@ class TestFailures:
         result = ropeway(*arguments)
         assert result.exit_code == 2
         assert message in " ".join(result.stderr.replace("│", " ").split())
+
+    def test_a_mistake_is_found_without_the_libraries_of_a_server(self) -> None:
+        code = "import sys; sys.modules['torch'] = sys.modules['fastapi'] = None; from service.cli import app; app()"
+        command = [sys.executable, "-c", code, "perplexity", "--protocol", "square"]
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert run.returncode == 2, run.stderr
+        assert "protocol: must be 'curve'" in run.stderr
+        assert "Traceback" not in run.stderr
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import subprocess
@@ -14,11 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.cli import demo
 from service.evaluation import documents
 from tests.conftest import ROOT
 from tests.service.cli.shell import ropeway
-
-demo = importlib.import_module("service.cli.demo")  # the package's attribute is the command
 
 
 @contextlib.contextmanager

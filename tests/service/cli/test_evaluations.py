@@ -15,10 +15,13 @@ import typer
 from pyarrow import parquet
 
 from service.cli.evaluations import own_fields, separated, value_of
+from service.cli.jobs import jobs
 from service.client import Ropeway
+from service.client.requests import DEFAULT_URL
 from service.evaluation.catalogue import EVALUATIONS
 from tests.service.cli.shell import ropeway
 from tests.service.conftest import TEXT, tiny_tokenizer
+from tests.service.unprivileged import unprivileged
 
 DOCUMENT = TEXT[:9000]
 
@@ -159,6 +162,10 @@ def test_a_server_is_started_where_none_is_named(checkpoints: Path, text: str) -
         (["--plot", "x.jpeg"], "must end in .png or .html"),
         (["--nonsense", "1"], "no option --nonsense"),
         (["--sample", "1"], "did you mean --samples?"),
+        (["--length", "512"], "no option --length: did you mean --lengths?"),
+        (["--repot=a.html"], "no option --repot: did you mean --report?"),
+        (["-o", "a.html"], "no option -o: --help and --fields list what there is"),
+        (["-pe", "yarn:4"], "no option -pe: did you mean --pe?"),
         (["--samples"], "--samples needs a value"),
         (["--pe", "nonsense"], "unknown method"),
         (["--pe", "default", "--pe", "default"], "default is named twice: name each one once"),
@@ -195,23 +202,59 @@ def test_a_job_in_the_background_refuses_what_needs_its_end(name: str, option: l
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--report", "."], "--report: '.' is a folder"),
-        (["--policy", "."], "--policy: '.' is a folder"),
-        (["--plot", "dir.png"], "--plot: 'dir.png' is a folder"),
-        (["--report", "no/a.html"], "--report: there is no folder 'no'"),
-        (["--plot", "same.html", "--report", "./same.html"], "--report: 'same.html' is the file of --plot already"),
-        (["--plot", "same.png", "--plot", "link/same.png"], "'link/same.png' is the file of --plot already"),
+        (["recommend", "--report", "."], "--report: '.' is a folder, and the output is a file"),
+        (["recommend", "--policy", "."], "--policy: '.' is a folder"),
+        (["recommend", "--plot", "dir.png"], "--plot: 'dir.png' is a folder"),
+        (["recommend", "--report", "no/a.html"], "--report: there is no folder 'no'"),
+        (["recommend", "--report", "a" * 300], "a: File name too long"),
+        (
+            ["recommend", "--plot", "same.html", "--report", "./same.html"],
+            "--report: 'same.html' is the file of --plot already",
+        ),
+        (
+            ["recommend", "--plot", "same.png", "--plot", "link/same.png"],
+            "'link/same.png' is the file of --plot already",
+        ),
+        (["report", "0123", "-o", "dir.png"], "--output: 'dir.png' is a folder"),
+        (["report", "0123", "--output", "no/a.html"], "--output: there is no folder 'no'"),
+        (["jobs", "results", "0123", "--parquet", "dir.png"], "--parquet: 'dir.png' is a folder"),
+        (["jobs", "results", "0123", "--parquet", "no/a"], "--parquet: there is no folder 'no'"),
+        (["methods", "--docs", "file/docs"], "file' is a file, and the output is a folder"),
+        (["demo", "--output", "file"], "--output: 'file' is a file, and the output is a folder"),
     ],
 )
-def test_outputs_are_files_of_their_own(
+def test_outputs_that_cannot_be_written_are_refused_before_the_work(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "dir.png").mkdir()
+    (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path)
-    result = ropeway("recommend", *arguments, "--model", "/no/such/model")
+    monkeypatch.setenv("ROPEWAY_MODEL", "/no/such/model")
+    monkeypatch.setenv("ROPEWAY_URL", "http://127.0.0.1:9")
+    result = ropeway(*arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.replace("│", "").split())
+
+
+@pytest.mark.parametrize("name", ["file", "new", "dir/new"])
+def test_outputs_without_the_right_to_them_are_refused_before_the_work(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with unprivileged() as folder:
+        monkeypatch.chdir(folder)
+        (folder / "file").touch(0o400)
+        (folder / "dir").mkdir(0o500)
+        folder.chmod(0o500 if name == "new" else 0o700)
+        results = [
+            ropeway("report", "0123", "-o", name, "--server", "127.0.0.1:9"),
+            ropeway("perplexity", "--report", name, "--model", "/no/such/model"),
+            ropeway("demo", "--output", f"{name}/docs" if name == "new" else "dir/docs"),
+        ]
+        folder.chmod(0o700)
+    for result in results:
+        assert result.exit_code == 2
+        assert "there is no right to write to" in " ".join(result.stderr.replace("│", "").split())
 
 
 def test_what_the_server_refuses_is_said(server: str) -> None:
@@ -299,6 +342,21 @@ def test_results_have_one_format(options: tuple[str, ...]) -> None:
     result = ropeway("jobs", "results", "0123", *options, "--server", "http://127.0.0.1:9")
     assert result.exit_code == 2
     assert f"{options[0]} and {options[-1]} exclude each other" in result.stderr
+
+
+@pytest.mark.parametrize("job_id", ["", "../health", "0123?forget=true", "JOB"])
+def test_an_id_that_is_none_is_refused(job_id: str) -> None:
+    """It would name another route of the server."""
+    result = ropeway("jobs", "cancel", job_id, "--server", "http://127.0.0.1:9")
+    assert result.exit_code == 2
+    assert f"{job_id!r} is no id" in result.stderr
+
+
+def test_help_names_the_server_of_jobs() -> None:
+    for command in (["jobs", "list"], ["report"]):
+        shown = " ".join(succeeded(*command, "--help").replace("│", "").split())
+        assert f"[default: (ROPEWAY_URL, or {DEFAULT_URL})]" in shown
+    assert all(str(command.name) in str(jobs.info.help) for command in jobs.registered_commands)
 
 
 def test_a_job_is_cancelled_and_forgotten(server: str, done: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 
 from patches import parse, patched
-from service.api.errors import problems_in
+from service.api.validation import problems_in
 from service.evaluation import pass_memory
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.checks import InvalidEvaluation

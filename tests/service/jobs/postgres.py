@@ -22,8 +22,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-NOBODY = 65534
-ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
+from tests.service.unprivileged import NOBODY, ROOT
 
 
 def _programs(folder: Path) -> Path:

@@ -8,9 +8,8 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -28,7 +27,7 @@ from tests.conftest import ROOT as REPOSITORY
 from tests.forks.process import forked
 from tests.service.jobs import server
 from tests.service.jobs.bench import body
-from tests.service.jobs.postgres import NOBODY, ROOT
+from tests.service.unprivileged import unprivileged
 
 
 def test_migrations_make_exactly_the_tables(url: str) -> None:
@@ -156,20 +155,6 @@ def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(
     assert str(path) in str(refused.value)
     assert "ROPEWAY_DATABASE_URL" in str(refused.value)
     assert path.read_bytes() == before
-
-
-@contextmanager
-def unprivileged() -> Iterator[Path]:
-    """A folder of a user without privileges, as whom the block runs: root may read and write everything."""
-    with tempfile.TemporaryDirectory(prefix="ropeway-") as folder:
-        if ROOT:
-            os.chown(folder, NOBODY, NOBODY)
-            os.seteuid(NOBODY)
-        try:
-            yield Path(folder)
-        finally:
-            if ROOT:
-                os.seteuid(0)
 
 
 @pytest.mark.parametrize("mode", [0, stat.S_IRUSR], ids=["unreadable", "read-only"])

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, event, insert, select
+from sqlalchemy import delete, event, insert, select, text
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.perplexity.request import PerplexityRequest
@@ -128,6 +128,36 @@ class TestTenants:
         store.remove("anna", job.id)
         with pytest.raises(UnknownJob):
             store.get("anna", job.id)
+
+
+def test_the_number_of_a_removed_job_is_not_given_again(url: str) -> None:
+    """A process that still holds the removed job would record units of the other one."""
+    given: list[int] = []
+    for _ in range(2):
+        store = JobStore(url)
+        for _ in range(3):
+            job = add(store)
+            with store.database.reading() as session:
+                given += session.scalars(select(Job.number).where(Job.id == job.id))
+            store.cancel("anna", job.id)
+            store.remove("anna", job.id)
+        add(store, key="a")
+        add(store, key="a")
+        store.close()
+    assert given == sorted(set(given))
+
+
+def test_numbers_of_a_database_without_a_count_go_on(sqlite_url: str) -> None:
+    """Former versions counted no numbers. They may run beside this one."""
+    store = JobStore(sqlite_url)
+    kept = [add(store) for _ in range(3)]
+    with store.database.writing() as session:
+        session.execute(text("PRAGMA user_version = 0"))
+    newest = add(store)
+    with store.database.reading() as session:
+        assert session.scalar(select(Job.number).where(Job.id == newest.id)) == 4
+    assert [job.id for job in store.list("anna")] == [newest.id, *(job.id for job in kept[::-1])]
+    store.close()
 
 
 def test_a_thousand_jobs_are_listed_and_picked_by_index(store: JobStore) -> None:

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from service.cli import app
+from service.cli.commands import app
 from service.scale import autoscaling, private_names
 from service.scale.cluster import settings_on_node
 from service.scale.options import InvalidScale

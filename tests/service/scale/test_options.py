@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from service.cli import app
+from service.cli.commands import app
 from service.scale import private_names
 from service.scale.options import InvalidScale, bounds, check, deployment, is_scaled
 from service.settings import Settings
