@@ -171,7 +171,8 @@ async def prepare(
     pairs = [(index, target) for index in range(len(given)) for target in targets]
     bounds = [(target.model.engine, upper_bound(given[index], target.model.max_length)) for index, target in pairs]
     places = [(engine.generations, bound + most_new) for engine, bound in bounds for _ in range(wanted.answers)]
-    tickets = await admit(request, [*places, *((engine.scores, bound) for engine, bound in bounds if wanted.scored)])
+    scores = [(engine.scores, bound) for engine, bound in bounds if wanted.scored]
+    tickets = await admit(request, [*places, *scores], max(1, len(places) * (wanted.max_tokens or 0)))
     log_prompts(request, given)
     how = {"add_special_tokens": wanted.add_special_tokens, "with_text": wanted.echoed}
     prompts = await prompts_of(request, given, served, wanted.param, **how)
