@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import cast
 
@@ -41,8 +42,14 @@ class TokenRate:
             if not await self._limiter.test(self._limit, context.current().tenant):
                 raise await self._refusal(self._limit, min(least, self._limit.amount))
 
-    async def charge(self, tokens: int) -> None:
-        """Count the tokens of a request, now that they are known.
+    @property
+    def most(self) -> int:
+        """Most tokens of one request."""
+        return sys.maxsize if self._limit is None else self._limit.amount
+
+    async def charge(self, tokens: int, param: str | None = None) -> None:
+        """Count the tokens of a request, now that they are known. ``param`` is the field to change where they are too
+        many.
 
         Raises:
             ApiError: 429 when they are more than is left, 400 when they are more than a minute's.
@@ -51,7 +58,7 @@ class TokenRate:
             return
         if tokens > self._limit.amount:
             message = f"the request asks for {tokens} tokens and this API key may ask for {self._limit.amount} a minute"
-            raise bad_request(message, code="token_rate_exceeded")
+            raise bad_request(f"{param}: {message}" if param else message, param, "token_rate_exceeded")
         async with reached():
             if not await self._limiter.hit(self._limit, context.current().tenant, cost=tokens):
                 raise await self._refusal(self._limit, tokens)
@@ -107,14 +114,20 @@ async def admit(request: Request, wanted: Sequence[tuple[Admission, int]], least
     return entered
 
 
-async def charge(request: Request, tokens: int) -> None:
+async def charge(request: Request, tokens: int, param: str | None = None) -> None:
     """Count ``tokens`` against the token rate of the request's API key.
 
     Raises:
         ApiError: 429 or 400, from ``TokenRate.charge``.
     """
     rate: TokenRate = request.app.state.token_rate
-    await rate.charge(tokens)
+    await rate.charge(tokens, param)
+
+
+def left_to_answer(request: Request, prompt_tokens: int) -> int:
+    """Most new tokens that the API key may ask for beside ``prompt_tokens``."""
+    rate: TokenRate = request.app.state.token_rate
+    return rate.most - prompt_tokens
 
 
 def set_deadline(timeout_s: float | None, settings: Settings) -> None:

@@ -203,8 +203,30 @@ def test_a_minute_holds_so_many_tokens(checkpoints: Path) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "token_rate_exceeded")
         assert 1 <= int(answer.headers["retry-after"]) <= 120
         never = httpx.post(f"{url}/generate", json=body | {"max_new_tokens": 100})
-        assert (never.status_code, never.json()["error"]["code"]) == (400, "token_rate_exceeded")
+        error = never.json()["error"]
+        assert (never.status_code, error["code"], error["param"]) == (400, "token_rate_exceeded", "max_new_tokens")
+        assert error["message"].startswith("max_new_tokens: the request asks for 120 tokens and this API key may ask")
         assert httpx.post(f"{url}/perplexity", json={"input": [5] * 90, "lengths": [80]}).status_code == 429
+
+
+def test_a_chat_without_max_tokens_asks_for_what_its_key_may(checkpoints: Path) -> None:
+    with serving(checkpoints, key_tokens_per_minute=90, api_keys="ann,bob,cem", chat_template="plain") as (url, _):
+
+        def asked(key: str, text: str = "Hi", **more: Any) -> httpx.Response:
+            body = {"messages": [{"role": "user", "content": text}], "ignore_eos": True, **more}
+            headers = {"x-api-key": key}
+            return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+
+        usage = asked("ann").json()["usage"]
+        assert usage["total_tokens"] == 90
+        usage = asked("bob", n=3).json()["usage"]
+        assert 88 <= usage["total_tokens"] <= 90, "three answers share what is left"
+        for field in ("max_tokens", "max_completion_tokens"):
+            too_many: dict[str, Any] = {field: 100}
+            refused = asked("cem", **too_many)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+        refused = asked("cem", text="rope " * 90)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
 
 
 class Clock:
