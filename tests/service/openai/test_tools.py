@@ -66,6 +66,13 @@ def test_an_answer_is_read(
     assert deltas[-1]["finish_reason"] == finish_reason
 
 
+def test_a_tool_may_have_many_parameters(parroting: httpx.Client) -> None:
+    many = {"type": "object", "properties": {f"p{n}": {} for n in range(300)}}
+    tools = [{"type": "function", "function": {"name": "tie", "parameters": many}}]
+    (choice,) = answer(parroting, PATH, **told("[calls]") | {"tools": tools})["choices"]
+    assert calls_of(choice["message"]) == [HITCH]
+
+
 def test_without_tools_nothing_is_read(parroting: httpx.Client) -> None:
     for body in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         asked = {"messages": ASK, "chat_template_kwargs": {"script": "[calls]"}, **body}
