@@ -42,6 +42,9 @@ async def answer(body: EvaluationRequest, request: Request, key: str | None) -> 
     """Run one evaluation for one request, or queue it under the idempotency key ``key``."""
     if body.background:
         return await submit(body, request, key)
+    if key is not None:
+        message = "Idempotency-Key: names a job: send it with background, or to /jobs; here nothing is kept under it"
+        raise bad_request(message, "Idempotency-Key")
     if "reuse" in body.model_fields_set:
         raise bad_request("reuse is for jobs: send it with background, or to /jobs; here all is measured", "reuse")
     state = request.app.state
