@@ -31,7 +31,7 @@ from service.api.quotas import TokenRate
 from service.api.responses import failures
 from service.jobs.runner import CLOSE_S, JobRunner
 from service.jobs.storage.calls import StoreCalls
-from service.jobs.storage.database import StoreOutOfReach, StoreUnusable, default_url
+from service.jobs.storage.database import StoreOutOfReach, StoreUnusable, checked, default_url
 from service.jobs.storage.store import JobStore
 from service.metrics import Metrics
 from service.models.checkpoint.loading import ModelLoadError
@@ -68,6 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         _set_threads(settings)
         policies = read_policies(settings.policy)
+        url = checked(settings.database_url or default_url())  # before models load for minutes
         models = app.state.models = await _loaded(settings, app.state.metrics)
         app.state.metrics.watch(lambda: {served.name: served.engine.load() for served in models})
         try:
@@ -78,7 +79,6 @@ def create_app(settings: Settings) -> FastAPI:
                 stack.callback(workers.close)
                 calls = app.state.store_calls = StoreCalls(settings.database_pool_size)
                 stack.callback(calls.close)
-                url = settings.database_url or default_url()
                 store = app.state.jobs = await run_in_threadpool(JobStore, url, settings.database_pool_size)
                 stack.push_async_callback(_closed, calls, store)
                 runner = app.state.job_runner = JobRunner(store, models, settings, workers, calls, errors.as_api_error)

@@ -102,7 +102,7 @@ class _Load(Collector):
             "num_requests_waiting": ("Sequences waiting for memory or for a place.", lambda load: load["waiting"]),
             "num_scoring_jobs": ("Perplexity requests running.", lambda load: load["scoring"]),
             "kv_cache_usage_perc": (
-                "Share of the paged cache in use, 0 to 1.",
+                "Share of the paged cache that requests hold, 0 to 1. Kept prefixes are free.",
                 lambda load: load["cache_tokens_used"] / max(load["cache_tokens"], 1),
             ),
         }

@@ -19,8 +19,14 @@ def _items(value: object) -> object:
 
 
 def _hashes(value: object) -> object:
-    """Keys never stay in memory as they are: only their SHA-256 does."""
+    """Keys never stay in memory as they are: only their SHA-256 does.
+
+    Raises:
+        ValueError: for a text without a key, which would leave the server open.
+    """
     items = _items(value)
+    if isinstance(value, str) and not items:
+        raise ValueError("no key in it: give one, or leave the variable empty")
     if not isinstance(items, list | tuple):
         return items
     return tuple(hashlib.sha256(str(key).encode()).hexdigest() for key in items)

@@ -308,6 +308,12 @@ class TestCompose:
             monkeypatch.setenv(key, value)
         assert Settings().model_fields_set >= fields
 
+    def test_every_server_shows_how_to_mount_the_files_of_its_settings(self) -> None:
+        text = (ROOT / "docker-compose.yml").read_text()
+        shown = re.findall(r"^      # - \S+:/config:ro # for (.*)$", text, re.MULTILINE)
+        assert len(shown) == len(ours())
+        assert all("ROPEWAY_API_KEYS_FILE=/config/" in why and "ROPEWAY_POLICY=/config/" in why for why in shown)
+
     @pytest.mark.parametrize("name", ours())
     def test_every_path_written_to_is_mounted(self, name: str) -> None:
         service = ours()[name]

@@ -46,6 +46,9 @@ async def answer(body: EvaluationRequest, request: Request, key: str | None) -> 
     if body.background:
         return await submit(body, request, key)
     as_csv = _is_for_csv(request.headers.get("accept", ""), stream=body.stream)
+    if key is not None:
+        message = "Idempotency-Key: names a job: send it with background, or to /jobs; here nothing is kept under it"
+        raise bad_request(message, "Idempotency-Key")
     if "reuse" in body.model_fields_set:
         raise bad_request("reuse is for jobs: send it with background, or to /jobs; here all is measured", "reuse")
     state = request.app.state

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-import time
+import sys
 from collections.abc import Sequence
+from typing import cast
 
 import structlog
 from fastapi import Request
 from limits import RateLimitItemPerMinute
+from limits.aio.storage import SlidingWindowCounterSupport
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
 from service import context
@@ -28,18 +30,26 @@ class TokenRate:
         self._limit = None if tokens_per_minute is None else RateLimitItemPerMinute(tokens_per_minute)
         self._limiter = SlidingWindowCounterRateLimiter(storage_of(shared))
 
-    async def check(self) -> None:
-        """Raises:
-        ApiError: 429 when the tenant has used up its minute.
+    async def check(self, least: int = 1) -> None:
+        """``least`` is how many tokens the request asks for at least: the time to wait is theirs.
+
+        Raises:
+            ApiError: 429 when the tenant has used up its minute.
         """
         if self._limit is None:
             return
         async with reached():
             if not await self._limiter.test(self._limit, context.current().tenant):
-                raise await self._refusal(self._limit)
+                raise await self._refusal(self._limit, min(least, self._limit.amount))
 
-    async def charge(self, tokens: int) -> None:
-        """Count the tokens of a request, now that they are known.
+    @property
+    def most(self) -> int:
+        """Most tokens of one request."""
+        return sys.maxsize if self._limit is None else self._limit.amount
+
+    async def charge(self, tokens: int, param: str | None = None) -> None:
+        """Count the tokens of a request, now that they are known. ``param`` is the field to change where they are too
+        many.
 
         Raises:
             ApiError: 429 when they are more than is left, 400 when they are more than a minute's.
@@ -48,16 +58,30 @@ class TokenRate:
             return
         if tokens > self._limit.amount:
             message = f"the request asks for {tokens} tokens and this API key may ask for {self._limit.amount} a minute"
-            raise bad_request(message, code="token_rate_exceeded")
+            raise bad_request(f"{param}: {message}" if param else message, param, "token_rate_exceeded")
         async with reached():
             if not await self._limiter.hit(self._limit, context.current().tenant, cost=tokens):
-                raise await self._refusal(self._limit)
+                raise await self._refusal(self._limit, tokens)
 
-    async def _refusal(self, limit: RateLimitItemPerMinute) -> ApiError:
-        window = await self._limiter.get_window_stats(limit, context.current().tenant)
-        wait = max(1, math.ceil(window.reset_time - time.time()))
+    async def _refusal(self, limit: RateLimitItemPerMinute, tokens: int) -> ApiError:
+        storage, key = cast(SlidingWindowCounterSupport, self._limiter.storage), limit.key_for(context.current().tenant)
+        window = await storage.get_sliding_window(key, limit.get_expiry())
+        wait = max(1, math.ceil(_seconds_until(tokens, limit, window)))
         message = f"this API key may ask for {limit.amount} tokens a minute"
         return ApiError(429, message, code="token_rate_exceeded", headers={"Retry-After": str(wait)})
+
+
+def _seconds_until(tokens: int, limit: RateLimitItemPerMinute, window: tuple[int, float, int, float]) -> float:
+    """Seconds until ``tokens`` fit, if no others are counted before.
+
+    The limiter counts fixed minutes, and weights the one before by its part in the last 60 s. Its own
+    ``reset_time`` is the moment at which one token leaves.
+    """
+    before, before_left, current, current_left = window
+    minute, below = limit.get_expiry(), limit.amount - tokens + 1
+    if current < below:
+        return before_left - minute * (below - current) / before if before else 0.0
+    return current_left - minute * below / current
 
 
 def upper_bound(item: str | list[int], capacity: int) -> int:
@@ -68,15 +92,15 @@ def upper_bound(item: str | list[int], capacity: int) -> int:
     return len(item)
 
 
-async def admit(request: Request, wanted: Sequence[tuple[Admission, int]]) -> list[Ticket]:
+async def admit(request: Request, wanted: Sequence[tuple[Admission, int]], least: int = 1) -> list[Ticket]:
     """A ticket for every (admission, upper bound of tokens), all or none. Unreleased tickets are released when the
-    request has been answered.
+    request has been answered. ``least`` is how many tokens the request asks for at least.
 
     Raises:
         ApiError, QueueFull: when the rate is used up, or there is neither room nor a place in the queue.
     """
     rate: TokenRate = request.app.state.token_rate
-    await rate.check()
+    await rate.check(least)
     # No await from here on: what is checked is what is taken.
     sizes: dict[Admission, list[int]] = {}
     for admission, size in wanted:
@@ -90,14 +114,20 @@ async def admit(request: Request, wanted: Sequence[tuple[Admission, int]]) -> li
     return entered
 
 
-async def charge(request: Request, tokens: int) -> None:
+async def charge(request: Request, tokens: int, param: str | None = None) -> None:
     """Count ``tokens`` against the token rate of the request's API key.
 
     Raises:
         ApiError: 429 or 400, from ``TokenRate.charge``.
     """
     rate: TokenRate = request.app.state.token_rate
-    await rate.charge(tokens)
+    await rate.charge(tokens, param)
+
+
+def left_to_answer(request: Request, prompt_tokens: int) -> int:
+    """Most new tokens that the API key may ask for beside ``prompt_tokens``."""
+    rate: TokenRate = request.app.state.token_rate
+    return rate.most - prompt_tokens
 
 
 def set_deadline(timeout_s: float | None, settings: Settings) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from service import logs
-from service.environment import misspelt, unknown
+from service.environment import UnreadableFile, misspelt, unknown
 from service.settings import Settings
 from service.sharing.heap import frozen
 
@@ -53,15 +53,17 @@ def settings_with(**given: Any) -> Settings:
     """Settings from the environment; ``given`` takes precedence.
 
     Raises:
-        StartFailed: naming every setting that is out of range, and every misspelt one.
+        StartFailed: naming every setting that is out of range, and every misspelt one, or the file that is no text.
     """
-    if slips := misspelt(unknown()):
-        raise StartFailed("; ".join(slips))
     try:
+        if slips := misspelt(unknown()):
+            raise StartFailed("; ".join(slips))
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         problems = [f"ROPEWAY_{'.'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors()]
         raise StartFailed("; ".join(problems)) from None
+    except UnreadableFile as error:
+        raise StartFailed(str(error)) from None
 
 
 def load_libraries() -> None:
@@ -90,13 +92,16 @@ def local_server(settings: Settings) -> Iterator[str]:
     import uvicorn
 
     from service.api.http.connections import connection_options
-    from service.app import create_app, failure
+    from service.app import REFUSALS, create_app, failure
 
     logs.configure("error")
     # They warn that the manager stopped before its first request, which is normal in a shell command.
     for name in ("transformers", "ContinuousBatchingLogger"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    app = StartWatch(create_app(settings))
+    try:
+        app = StartWatch(create_app(settings))
+    except REFUSALS as error:
+        raise StartFailed(str(error)) from None
     with socket.create_server(("127.0.0.1", 0)) as listener:
         quiet: dict[str, Any] = {"log_config": None, "log_level": "critical", "access_log": False}
         config = uvicorn.Config(app, lifespan="on", **quiet, **connection_options(settings))

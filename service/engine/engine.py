@@ -47,7 +47,7 @@ class Engine:
         self.thread = GenerationThread(patch, limits, self._metrics, choice)
 
     def load(self) -> dict[str, int]:
-        """Requests running and waiting, scoring work, tokens of cache in use and in total."""
+        """Requests running and waiting, scoring work, tokens of cache that requests hold and in total."""
         manager = self.thread.manager
         running, waiting = manager.load()
         used, total = manager.tokens_in_cache()

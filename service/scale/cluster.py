@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from service.environment import misspelt, unknown
+from service.environment import UnreadableFile, misspelt, unknown
 from service.scale.options import NAME, QUIET, InvalidScale, bounds, check, deployment, http_options
 from service.scale.private_names import FOR_PROXIES, TESTED
 from service.settings import Settings
@@ -61,9 +61,14 @@ def settings_on_node(given: dict[str, Any]) -> Settings:
     """Settings of the configuration, completed by the environment of this node.
 
     Raises:
-        InvalidScale: for a misspelt variable, without a database that all nodes share, and as ``check``.
+        InvalidScale: for a misspelt variable or an unreadable file of them, without a database that all nodes share,
+            and as ``check``.
     """
-    if slips := misspelt(unknown()):
+    try:
+        slips = misspelt(unknown())
+    except UnreadableFile as error:
+        raise InvalidScale(str(error)) from None
+    if slips:
         raise InvalidScale("; ".join(slips))
     settings = Settings(**given)
     check(settings)

@@ -68,14 +68,18 @@ class SharedLimits:
         """Raises:
         LimitsUnusable: when the URL is none of such a server, or the client library is not installed.
         """
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port or 6379
+        except ValueError:  # whose message may have a part of the password
+            raise LimitsUnusable("shared_url: redis://HOST:PORT, where the port is a number below 65536") from None
         if parts.scheme not in SCHEMES:
             raise LimitsUnusable(f"shared_url: redis://HOST:PORT or one of {', '.join(SCHEMES)}")
         try:
             from redis.asyncio import ConnectionPool, Redis
         except ImportError:
             raise LimitsUnusable("shared_url needs the extra `shared`: pip install 'ropeway[shared]'") from None
-        self.shown = f"{parts.scheme}://{parts.hostname}:{parts.port or 6379}"
+        self.shown = f"{parts.scheme}://{parts.hostname}:{port}"
         url = parts._replace(scheme=SCHEMES[parts.scheme]).geturl()
         pool = ConnectionPool.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
         self.client: Redis = Redis.from_pool(pool)

@@ -39,7 +39,10 @@ class Drawing(KnownFields):
     logit_bias: Annotated[
         dict[Annotated[int, Field(ge=0, strict=False)], Annotated[float, Field(ge=-100.0, le=100.0)]],
         Field(max_length=MOST_IDS),
-    ] = Field(default_factory=dict, description="Token ids, each with a number that is added to its logit.")
+    ] = Field(
+        default_factory=dict,
+        description=f"At most {MOST_IDS} token ids, each with a number that is added to its logit.",
+    )
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = Field(
         None,
         description="The same seed draws the same noise in any company, so the answer is the same up to rounding.",

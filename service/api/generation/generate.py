@@ -116,6 +116,7 @@ async def _prepared(
         cache_salt=body.cache_salt,
         min_tokens=body.min_tokens,
         structure=body.structure(),
+        most_param="max_new_tokens",
     )
     targets = [
         Target(models.for_method(served, method), method, f"pe.{index}" if isinstance(body.pe, list) else "pe")

@@ -21,7 +21,7 @@ from service.api.generation.prompts import Prompt, check_logprobs, check_min_tok
 from service.api.generation.refusals import refused
 from service.api.generation.structure import Structure
 from service.api.generation.text import TextStream
-from service.api.quotas import admit, charge, log_prompts, upper_bound
+from service.api.quotas import admit, charge, left_to_answer, log_prompts, upper_bound
 from service.api.responses import AutoChoice
 from service.engine.generation import Generation
 from service.engine.request import Grammar, SamplingParams, TokenLogprobs
@@ -40,11 +40,11 @@ from service.sharing.workers import Workers
 class Wanted:
     """Work that a request asks for each of its prompts.
 
-    ``max_tokens`` None is as many as the server, the context and the ranges of ``auto`` allow; ``answers`` counts
-    generations, and ``scored`` says whether the prompt is scored, ``echoed`` whether its text is needed. Answers follow
-    the grammar of ``structure``; their text has special tokens only ``with_special_tokens``.
-    ``alternatives`` are reported for every token, ``copies`` times where the prompt is echoed. ``param`` is the field
-    that prompts came in. ``min_tokens`` is how many tokens an answer must have room for.
+    ``max_tokens`` came in the field ``most_param``. None is as many as the server, the API key, the context and the
+    ranges of ``auto`` allow. ``answers`` counts generations, and ``scored`` says whether the prompt is scored,
+    ``echoed`` whether its text is needed. Answers follow the grammar of ``structure``; their text has special tokens
+    only ``with_special_tokens``. ``alternatives`` are reported for every token, ``copies`` times where the prompt is
+    echoed. ``param`` is the field that prompts came in. ``min_tokens`` is how many tokens an answer must have room for.
     """
 
     max_tokens: int | None
@@ -60,6 +60,7 @@ class Wanted:
     min_tokens: int = 0
     structure: Structure | None = None
     with_special_tokens: bool = False
+    most_param: str = "max_tokens"
 
 
 class Target(NamedTuple):
@@ -176,10 +177,14 @@ async def prepare(
     pairs = [(index, target) for index in range(len(given)) for target in targets]
     bounds = [(target.model.engine, upper_bound(given[index], target.model.max_length)) for index, target in pairs]
     places = [(engine.generations, bound + most_new) for engine, bound in bounds for _ in range(wanted.answers)]
-    tickets = await admit(request, [*places, *((engine.scores, bound) for engine, bound in bounds if wanted.scored)])
+    scores = [(engine.scores, bound) for engine, bound in bounds if wanted.scored]
+    tickets = await admit(request, [*places, *scores], max(1, len(places) * (wanted.max_tokens or 0)))
     log_prompts(request, given)
     how = {"add_special_tokens": wanted.add_special_tokens, "with_text": wanted.echoed}
     prompts = await prompts_of(request, given, served, wanted.param, **how)
+    left = left_to_answer(request, sum(len(prompts[index].token_ids) for index, _ in pairs))
+    if wanted.max_tokens is None:
+        most_new = min(most_new, left // len(places))
     forms = {model.name: await _tried(request, model, wanted.structure) for model, *_ in targets}
     prepared = []
     for number, (index, (model, method, pe_param)) in enumerate(pairs):
@@ -197,7 +202,8 @@ async def prepare(
         prepared.append(PreparedPrompt(index, prompts[index], model, *chosen, wanted, *own))
     sizes = [(len(part.prompt.token_ids), wanted.answers * part.max_tokens) for part in prepared]
     check_logprobs("logprobs", wanted.alternatives, sum(wanted.copies * prompt + new for prompt, new in sizes))
-    await charge(request, sum(prompt + new for prompt, new in sizes))
+    at_fault = wanted.param if left < len(places) else wanted.most_param
+    await charge(request, sum(prompt + new for prompt, new in sizes), at_fault)
     return prepared
 
 

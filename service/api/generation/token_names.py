@@ -37,16 +37,30 @@ class TokenNames:
         """UTF-8 bytes of the token, also of a part of a character; None for an unknown spelling of such a part."""
         if "\ufffd" not in self._tokenizer.decode([token_id]):
             return list(self(token_id).encode())
-        spelling = self(token_id)
+        spelled = self._spelled(token_id)
+        return None if spelled is None else list(spelled)
+
+    def _spelled(self, token_id: int) -> bytes | None:
+        """Bytes by the vocabulary's spelling; None for an unknown one."""
+        spelling = str(self._tokenizer.convert_ids_to_tokens(token_id))
         if byte := BYTE.fullmatch(spelling):
-            return [int(byte[1], 16)]
-        return [BYTE_LEVEL[letter] for letter in spelling] if set(spelling) <= BYTE_LEVEL.keys() else None
+            return bytes([int(byte[1], 16)])
+        return bytes(BYTE_LEVEL[letter] for letter in spelling) if set(spelling) <= BYTE_LEVEL.keys() else None
 
     def _name(self, token_id: int) -> str:
         text = str(self._tokenizer.decode([token_id]))
         raw = self._tokenizer.convert_ids_to_tokens(token_id)
         if raw is None:
             return text
-        if "\ufffd" in text:  # part of a character: the vocabulary's spelling keeps tokens distinct
-            return str(raw)
+        if "\ufffd" in text:
+            spelled = self._spelled(token_id)
+            return str(raw) if spelled is None else _shown(spelled)
         return f" {text}" if raw.startswith(WORD_START) and not text.startswith(" ") else text
+
+
+def _shown(spelled: bytes) -> str:
+    """The text of ``spelled``, or OpenAI's form of a part of a character, such as ``bytes:\\xc3``."""
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return f"bytes:{repr(spelled)[2:-1]}"

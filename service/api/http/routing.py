@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from email.message import Message
 from typing import Any
 
@@ -36,6 +36,9 @@ MOST_STRINGS, MOST_FIELDS = 1 << 16, 1 << 14
 
 MOST_KEYS = 256
 """Keys of one object; each unknown one would be a separate problem."""
+
+SCHEMAS = frozenset({"json", "parameters", "schema"})
+"""Fields of JSON schemas, whose keys are no fields of ours: their characters are bounded instead."""
 
 OPENAI = "/v1/"
 """Routes of the OpenAI API, to which gateways and clients add query parameters: these have no effect here."""
@@ -234,17 +237,30 @@ def count(raw: bytes, mark: bytes) -> int:
 
 def check_shape(value: Any) -> None:
     """Raises:
-    ApiError: for an object with more keys than any of ours has.
+    ApiError: naming the field, for an object with more keys than any of ours has.
     """
-    found = [value]
+    found: list[tuple[Any, tuple[Any, ...]]] = [(value, ())]
     while found:
-        item = found.pop()
+        item, trail = found.pop()
+        inner: Iterable[tuple[Any, Any]] = ()
         if type(item) is dict:
             if len(item) > MOST_KEYS:
-                raise bad_request(f"an object may have at most {MOST_KEYS} keys", code="invalid_request")
-            found += item.values()
+                raise _too_many_keys(trail)
+            inner = ((key, each) for key, each in item.items() if key not in SCHEMAS or type(each) is not dict)
         elif type(item) is list:
-            found += [inner for inner in item if type(inner) is dict or type(inner) is list]
+            inner = enumerate(item)
+        found += [(each, (trail, key)) for key, each in inner if type(each) is dict or type(each) is list]
+
+
+def _too_many_keys(trail: tuple[Any, ...]) -> ApiError:
+    """``trail`` is empty, or the trail of the object around, and a key in it."""
+    path = ""
+    while trail:
+        trail, key = trail
+        path = f"{key}.{path}"
+    path = path.rstrip(".")
+    message = f"{path[:MAX_CHARS] or 'body'}: an object may have at most {MOST_KEYS} keys"
+    return bad_request(message, path or None, "invalid_request")
 
 
 def check_text(value: Any, path: str = "") -> None:

@@ -24,7 +24,7 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=255,
         pattern=r"^[\x21-\x7e]+$",
-        description="A name for this submission: sent again with it, no second job is made.",
+        description="A name for this submission as a job: sent again with it, no second job is made.",
     ),
 ]
 

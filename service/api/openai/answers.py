@@ -22,7 +22,10 @@ class Usage(BaseModel):
 
 
 class LegacyLogprobs(BaseModel):
-    """One entry per token; the first token of a prompt has no prediction, hence null. -inf is -9999."""
+    """One entry per token; the first token of a prompt has no prediction, hence null. -inf is -9999.
+
+    A part of a character has the name of its bytes, such as `bytes:\\xc3`.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]

@@ -96,7 +96,8 @@ class _Answer:
             def send_one(**parts: Any) -> None:
                 send([{**frame, **parts}], self._usage(tokens) if streams.continuous_usage_stats else None)
 
-            send_one(delta={"role": "assistant", "content": ""})
+            content = None if self._conversation.offer.must else ""  # as OpenAI begins calls and texts
+            send_one(delta={"role": "assistant", "content": content})
             async with aclosing(self._parts(index)) as parts:
                 async for part in parts:
                     tokens = len(part.piece.generation.token_ids)
@@ -110,11 +111,12 @@ class _Answer:
 
     def _deltas(self, part: Part, calls: int) -> Iterator[dict[str, Any]]:
         """Fields of the chunks of one part, which comes behind ``calls`` calls."""
-        said, shown = part.said, self._logprobs([part.piece])
+        said, shown = part.said, self._logprobs([part.piece]) if part.piece.tokens else None
         if said.reasoning:
             yield {"delta": {"reasoning_content": said.reasoning}}
-        if said.text or part.piece.tokens:
-            yield {"delta": {"content": said.text}, "logprobs": shown and shown.model_dump()}
+        if said.text or shown:
+            delta = {"content": said.text} if said.text else {}  # tokens of calls have no text
+            yield {"delta": delta, "logprobs": shown and shown.model_dump()}
         for number, call in enumerate(said.calls, calls):
             yield {"delta": {"tool_calls": [{"index": number, **_written(call).model_dump()}]}}
         if part.finish_reason:

@@ -91,6 +91,7 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
         cache_salt=body.cache_salt,
         structure=offer.formed(form, name.served, thought),
         with_special_tokens=offer.decides or shows_special_tokens(name.served.tokenizer),
+        most_param=field,
     )
     (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)
 

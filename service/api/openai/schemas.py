@@ -223,7 +223,7 @@ class ChatRequest(ConversationBody, GenerationBody):
 
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Default: the most that the server, the context and the ranges of `auto` allow."
+        None, description="Default: the most that the server, the key, the context and the ranges of `auto` allow."
     )
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="The older name of the same.")
     logprobs: bool = False

@@ -354,12 +354,13 @@ class EncodingManager(ContinuousBatchingManager):
         return max_cached_len(sink_window, length, page_size, self._step_tokens, own)
 
     def tokens_in_cache(self) -> tuple[int, int]:
-        """(tokens in use, capacity of the cache in tokens), by pages."""
+        """(tokens that requests hold, capacity of the cache in tokens), by pages."""
         processor = self.batch_processor
         if processor is None:
             return 0, 0
-        total = processor.cache.num_blocks * self.continuous_batching_config.page_size
-        return round((1.0 - processor.cache.compute_free_capacity()) * total), total
+        cache: EncodingCache = processor.cache  # type: ignore[assignment]
+        total = cache.num_blocks * self.continuous_batching_config.page_size
+        return round(cache.share_held() * total), total
 
     def load(self) -> tuple[int, int]:
         """(running, waiting) requests."""

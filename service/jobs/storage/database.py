@@ -153,11 +153,22 @@ def default_url() -> str:
     return URL.create("sqlite", database=str(folder / "ropeway.db")).render_as_string()
 
 
+def checked(url: str) -> str:
+    """``url``, if it can be that of a database of jobs, which is not opened.
+
+    Raises:
+        StoreUnusable: when it cannot.
+    """
+    _parsed(url)
+    return url
+
+
 def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError:
-        raise StoreUnusable("(not shown: it may hold a password)", "this is not a database URL") from None
+    except (ArgumentError, ValueError) as error:
+        why = "this is not a database URL" if isinstance(error, ArgumentError) else "its port is no number"
+        raise StoreUnusable("(not shown: it may hold a password)", why) from None
     name = parsed.drivername.partition("+")[0]
     if name in ("postgresql", "postgres"):
         return parsed.set(drivername="postgresql+psycopg")

@@ -47,6 +47,8 @@ def test_every_route_but_probes_and_metrics_needs_a_key(
             assert answer.status_code == 401, path
             assert answer.headers["www-authenticate"] == "Bearer"
             assert answer.json()["error"]["type"] == "authentication_error"
+    for path in ("/", "/ui"):
+        assert client.get(path).status_code < 400, "the page is open, and asks for a key"
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ import pytest
 from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
+from limits.aio.storage import memory
 
-from service.api.quotas import upper_bound
+from service.api.quotas import TokenRate, upper_bound
+from service.errors import ApiError
 from service.sharing.admission import Admission, QueueFull, Ticket, TooLarge
 from tests.service.conftest import tiny_tokenizer
 from tests.service.serving import engine_of, serving
@@ -199,7 +201,75 @@ def test_a_minute_holds_so_many_tokens(checkpoints: Path) -> None:
         assert [httpx.post(f"{url}/generate", json=body).status_code for _ in range(2)] == [200, 200]
         answer = httpx.post(f"{url}/generate", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "token_rate_exceeded")
-        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        assert 1 <= int(answer.headers["retry-after"]) <= 120
         never = httpx.post(f"{url}/generate", json=body | {"max_new_tokens": 100})
-        assert (never.status_code, never.json()["error"]["code"]) == (400, "token_rate_exceeded")
+        error = never.json()["error"]
+        assert (never.status_code, error["code"], error["param"]) == (400, "token_rate_exceeded", "max_new_tokens")
+        assert error["message"].startswith("max_new_tokens: the request asks for 120 tokens and this API key may ask")
         assert httpx.post(f"{url}/perplexity", json={"input": [5] * 90, "lengths": [80]}).status_code == 429
+
+
+def test_a_chat_without_max_tokens_asks_for_what_its_key_may(checkpoints: Path) -> None:
+    with serving(checkpoints, key_tokens_per_minute=90, api_keys="ann,bob,cem", chat_template="plain") as (url, _):
+
+        def asked(key: str, text: str = "Hi", **more: Any) -> httpx.Response:
+            body = {"messages": [{"role": "user", "content": text}], "ignore_eos": True, **more}
+            headers = {"x-api-key": key}
+            return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+
+        usage = asked("ann").json()["usage"]
+        assert usage["total_tokens"] == 90
+        usage = asked("bob", n=3).json()["usage"]
+        assert 88 <= usage["total_tokens"] <= 90, "three answers share what is left"
+        for field in ("max_tokens", "max_completion_tokens"):
+            too_many: dict[str, Any] = {field: 100}
+            refused = asked("cem", **too_many)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+        refused = asked("cem", text="rope " * 90)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
+
+
+class Clock:
+    """Seconds of the limiter's clock."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def time(self) -> float:
+        return self.now
+
+
+async def refused_for(rate: TokenRate, tokens: int, *, known: bool = True) -> int:
+    """Seconds after which a refused request may come again; ``known`` when its tokens are."""
+    with pytest.raises(ApiError) as refusal:
+        await (rate.charge(tokens) if known else rate.check(tokens))
+    assert refusal.value.status == 429
+    return int(refusal.value.headers["Retry-After"])
+
+
+@pytest.mark.parametrize("begun", [0.0, 13.5, 59.5])
+@pytest.mark.parametrize("used", [[900], [700, 200], [500, 500]])
+@pytest.mark.parametrize("tokens", [150, 950, 1000])
+async def test_a_refused_request_fits_after_its_wait_and_no_sooner(
+    begun: float, used: list[int], tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(6000.0 + begun)
+    monkeypatch.setattr(memory, "time", clock)
+    rate = TokenRate(1000)
+    for cost in used:
+        await rate.charge(cost)
+        clock.now += 0.2
+    wait = await refused_for(rate, tokens)
+    clock.now += wait - 1.1
+    assert await refused_for(rate, tokens) <= 2
+    clock.now += 1.1
+    await rate.charge(tokens)
+
+
+async def test_a_minute_used_up_names_the_wait_of_the_whole_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(6000.0)
+    monkeypatch.setattr(memory, "time", clock)
+    rate = TokenRate(1000)
+    await rate.charge(1000)
+    waits = [await refused_for(rate, 600, known=known) for known in (True, False)]
+    assert waits[0] == waits[1] > 60

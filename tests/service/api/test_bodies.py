@@ -207,8 +207,13 @@ def test_marks_are_counted_outside_of_strings() -> None:
 
 def test_shapes() -> None:
     check_shape({"a": [{str(n): n for n in range(MOST_KEYS)}]})
-    with pytest.raises(ApiError, match="at most 256 keys"):
-        check_shape({"a": [[{str(n): n for n in range(MOST_KEYS + 1)}]]})
+    many = {str(n): n for n in range(MOST_KEYS + 1)}
+    inner = {"a": {"b": [[1], [2, many]]}}
+    for value, path in ((inner, "a.b.1.1"), ({"logit_bias": many}, "logit_bias"), (many, None)):
+        with pytest.raises(ApiError, match=rf"^{path or 'body'}: an object may have at most 256 keys$") as refusal:
+            check_shape(value)
+        assert refusal.value.param == path
+    check_shape({"tools": [{"function": {"parameters": many}}], "structured_outputs": {"json": {"properties": many}}})
 
 
 def test_routes_have_limits_of_their_own(checkpoints: Path) -> None:

@@ -60,6 +60,16 @@ def test_an_empty_file_of_keys_leaves_no_server_open(monkeypatch: pytest.MonkeyP
     assert "ROPEWAY_API_KEYS_FILE: Value error, empty: name a file" in result.stderr
 
 
+@pytest.mark.parametrize("keys", [",", ",,,", " ", " , "])
+def test_keys_without_a_key_leave_no_server_open(keys: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROPEWAY_API_KEYS", keys)
+    result = ropeway("serve", "--model", "/no/such/model")
+    assert result.exit_code == 1
+    assert "ROPEWAY_API_KEYS: Value error, no key in it" in result.stderr
+    monkeypatch.setenv("ROPEWAY_API_KEYS", "")
+    assert not Settings().has_keys, "an empty variable is as if it were not set"
+
+
 def test_a_slip_in_the_file_stops_it_too() -> None:
     Path(".env").write_text("ROPEWAY_PORT=0\nROPEWAY_DEVCE=cpu\n")
     result = ropeway("serve", "--model", "/no/such/model")

@@ -92,6 +92,37 @@ def test_a_model_whose_code_fails_is_one_line(place: str, checkpoints: Path, mon
     refused(["--model", str(checkpoints / "tiny")], told, "'rope'")
 
 
+@pytest.mark.parametrize(
+    ("assigned", "told"),
+    [
+        ("database_url=mysql://ann:tulip@h/x", "only sqlite:///PATH and postgresql://HOST/NAME are supported"),
+        ("database_url=postgresql://ann:tulip@h:bad/x", "ROPEWAY_DATABASE_URL"),
+        ("database_url=postgresql://ann:tulip@h:bad/x", "its port is no number"),
+        ("shared_url=redis://:tulip@h:bad", "error: shared_url: redis://HOST:PORT, where the port is a number"),
+        ("shared_url=redis://:tulip@h:70000", "error: shared_url: redis://HOST:PORT, where the port is a number"),
+        ("shared_url=redis://[tulip", "error: shared_url: redis://HOST:PORT, where the port is a number"),
+    ],
+)
+def test_an_impossible_url_is_refused_before_models_load_and_without_its_password(
+    assigned: str, told: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.app.ModelRegistry", failing)
+    result = ropeway("serve", "--model", str(checkpoints / "tiny"), "--port", "0", "--set", assigned)
+    assert result.exit_code == 1
+    assert told in result.stderr
+    assert not {"tulip", "Traceback", "KeyError"} & set(re.findall(r"\w+", result.output))
+
+
+def test_a_file_of_settings_that_is_no_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_bytes("ROPEWAY_HOST=é\n".encode("latin-1"))
+    for words in (["serve", "--port", "0"], ["keys", "list"], ["models", "--model", "demo"]):
+        result = ropeway(*words)
+        assert result.exit_code == 1
+        assert f"error: {tmp_path / '.env'}: not in UTF-8, at byte 14" in result.stderr
+        assert "Traceback" not in result.output
+
+
 def failing(*_: object) -> None:
     raise KeyError("rope")
 

@@ -71,6 +71,21 @@ async def test_a_request_that_was_admitted_does_not_wait_for_others_to_end(choic
     assert ended == ["short", "long"]
 
 
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+async def test_kept_blocks_are_not_in_use(choice: EngineChoice) -> None:
+    async with running(choice) as engine:
+        held: list[int] = []
+        resolved = engine.patch.resolve(DEFAULT, 20 * PAGE + 4)
+        for _ in range(2):
+            steps = engine.generate(prompt(20, 1), resolved, SamplingParams(), 4, pe_method="default")
+            held += [engine.load()["cache_tokens_used"] async for _ in steps]
+            while engine.load()["running"]:
+                await asyncio.sleep(0.001)
+            assert len(allocator_of(engine).ledger.cached_blocks) == 20
+            assert engine.load()["cache_tokens_used"] == 0
+    assert 20 * PAGE <= max(held) <= PAGES * PAGE
+
+
 async def test_kept_blocks_give_way_one_by_one_from_the_end_of_the_longest_unused() -> None:
     async with running(CHOICES[1]) as engine:
         for start in range(5):

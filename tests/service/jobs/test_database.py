@@ -184,6 +184,7 @@ def test_a_folder_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
         ("sqlite:///:memory:", "must name a file"),
         ("mysql://anna:tulip@localhost/jobs", "only sqlite"),
         ("nonsense tulip", "not a database URL"),
+        ("postgresql://anna:tulip@localhost:bad/jobs", "its port is no number"),
         ("postgresql://anna:tulip@127.0.0.1:9/jobs?password=tulip", "refused"),
     ],
 )

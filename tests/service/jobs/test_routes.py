@@ -157,6 +157,10 @@ def test_a_submission_that_is_sent_again_makes_no_second_job(client: httpx.Clien
     body = {name: value for name, value in BODY.items() if name != "evaluation"} | {"background": True}
     at_the_route = client.post("/perplexity", json=body, headers={"Idempotency-Key": "there"})
     assert at_the_route.status_code == 202
+    at_once = client.post("/perplexity", json=body | {"background": False}, headers={"Idempotency-Key": "there"})
+    assert "send it with background" in at_once.json()["error"]["message"]
+    assert at_once.json()["error"]["param"] == "Idempotency-Key"
+    assert at_once.status_code == 400
     for refused, status in (
         (send("once", lengths=[64]), 422),
         (send(""), 400),

@@ -10,6 +10,7 @@ import httpx
 import pytest
 import torch
 
+from service.api.generation.token_names import TokenNames
 from tests.service.conftest import TEXT
 from tests.service.openai.conftest import ENDS, answer, chunks, plain_logprobs
 
@@ -109,7 +110,7 @@ def test_prompt_logprobs_as_vllm_gives_them(http: httpx.Client, tiny: Path, toke
         row, own = rows[i - 1], entry[str(ids[i])]
         assert own["logprob"] == pytest.approx(float(row[ids[i]]), abs=1e-4)
         assert own["rank"] == int((row > row[ids[i]]).sum()) + 1
-        assert own["decoded_token"] in (tokenizer.decode([ids[i]]), tokenizer.convert_ids_to_tokens(ids[i]))
+        assert own["decoded_token"] == TokenNames(tokenizer)(ids[i])
         assert sorted(value["rank"] for value in entry.values())[:2] == [1, 2]
         assert len(entry) == (2 if own["rank"] <= 2 else 3)
     alone = answer(http, prompt=ids, prompt_logprobs=0, max_tokens=0)["choices"][0]
@@ -229,7 +230,6 @@ def test_openai_fields_at_the_value_that_asks_for_nothing(http: httpx.Client) ->
 
 def test_an_impossible_token_has_a_number_in_json(tiny: Path) -> None:
     from service.api.generation.pieces import Token
-    from service.api.generation.token_names import TokenNames
     from service.api.openai import logprobs
     from service.engine.request import TokenLogprobs
 
@@ -241,10 +241,31 @@ def test_an_impossible_token_has_a_number_in_json(tiny: Path) -> None:
             return f"<0x{token_id:02X}>"
 
     names = TokenNames(Letters())
-    tokens = [Token(3, 0, TokenLogprobs(float("-inf"), ((4, -0.5), (12, float("-inf")))))]
+    tokens = [Token(3, 0, TokenLogprobs(float("-inf"), ((4, -0.5), (0xCC, float("-inf")))))]
     got = logprobs.legacy(tokens, names)
     assert got.token_logprobs == [-9999.0]
-    assert got.top_logprobs == [{"x": -9999.0, "token_id:4": -0.5, "<0x0C>": -9999.0}], "equal texts stay apart"
+    assert got.top_logprobs == [{"x": -9999.0, "token_id:4": -0.5, "bytes:\\xcc": -9999.0}], "equal texts stay apart"
+
+
+def test_parts_of_characters_have_names_of_their_own(http: httpx.Client, tokenizer: Any) -> None:
+    """In GPT-2's spelling, the byte 0xE9 is é. The tokenizer has a token of é too, or none: names differ from it."""
+    (part,) = (i for spelling, i in tokenizer.get_vocab().items() if spelling == "é")
+    body: dict[str, Any] = {"max_tokens": 2, "temperature": 0, "logprobs": 1, "logit_bias": {str(part): 100}}
+    choice = answer(http, prompt="x", echo=True, **body)["choices"][0]
+    shown = choice["logprobs"]
+    assert shown["tokens"][-2:] == ["bytes:\\xe9"] * 2
+    assert all("bytes:\\xe9" in top for top in shown["top_logprobs"][-2:])
+    assert shown["text_offset"][-2:] == [1, 1], "both lie in a text that begins when the character is whole"
+    assert choice["text"] == "x" + tokenizer.decode([part] * 2)
+    chat = answer(
+        http, "/v1/chat/completions", messages=[{"role": "user", "content": "x"}], **body | {"logprobs": True}
+    )
+    assert {entry["token"] for entry in chat["choices"][0]["logprobs"]["content"]} == {"bytes:\\xe9"}
+
+
+def test_every_token_has_one_name(tokenizer: Any) -> None:
+    names = TokenNames(tokenizer)
+    assert len({names(token_id) for token_id in range(len(tokenizer))}) == len(tokenizer)
 
 
 def test_a_client_that_leaves_ends_its_scoring(http: httpx.Client) -> None:

@@ -311,3 +311,13 @@ class TestTooMuchWork:
         error = http.request(verb, path, json=body).json()["error"]
         assert (error["param"], error["code"]) == (param, "grammar_failed")
         assert error["message"] == f"{param}: {TOO_WIDE}"
+
+
+def test_schemas_may_have_many_properties(http: httpx.Client) -> None:
+    """An object of ours has at most 256 keys; those of a schema are no fields."""
+    properties = {f"p{n}": {"type": "integer"} for n in range(300)}
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "wide", "schema": schema}}
+    asked: list[dict[str, Any]] = [{"response_format": form}, {"structured_outputs": {"json": schema}}]
+    for body in asked:
+        answer(http, "/v1/chat/completions", **CHAT, **body, max_tokens=4)

@@ -12,7 +12,7 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
-from service.api.openai.tools.reading import Call, Said, TemplateReader
+from service.api.openai.tools.reading import Call, ForcedReader, PlainReader, Said, TemplateReader
 from service.models.text.chat import PLAIN
 from service.models.text.response_templates import BUILT_IN, parsing_of, use_response_template
 from tests.service.conftest import tiny_tokenizer
@@ -64,6 +64,13 @@ def test_an_answer_is_read(
     assert calls_of({"tool_calls": streamed}) == calls
     assert [call["index"] for call in streamed] == list(range(len(calls)))
     assert deltas[-1]["finish_reason"] == finish_reason
+
+
+def test_a_tool_may_have_many_parameters(parroting: httpx.Client) -> None:
+    many = {"type": "object", "properties": {f"p{n}": {} for n in range(300)}}
+    tools = [{"type": "function", "function": {"name": "tie", "parameters": many}}]
+    (choice,) = answer(parroting, PATH, **told("[calls]") | {"tools": tools})["choices"]
+    assert calls_of(choice["message"]) == [HITCH]
 
 
 def test_without_tools_nothing_is_read(parroting: httpx.Client) -> None:
@@ -119,6 +126,29 @@ class TestCallsThatMustCome:
         (choice,) = answer(parroting, PATH, **told("[thinks, calls]", tool_choice="required", max_tokens=5))["choices"]
         assert choice["finish_reason"] == "length"
         assert choice["message"]["content"].strip() == '[{"name": "count", "arguments": {"what": "ropes"'
+
+    @pytest.mark.parametrize(
+        "behind", ["", ",", ", ", "]", ', {"name": "co', ', {"name": "count", "arguments": {"a": []']
+    )
+    def test_whole_ones_before_a_cut_stay_calls(self, behind: str) -> None:
+        reader = ForcedReader(PlainReader())
+        whole = [Call("tie", '{"knot": "é]"}'), Call("count", "{}")]
+        raw = ", ".join(f'{{"name": "{call.name}", "arguments": {call.arguments}}}' for call in whole)
+        assert reader.take("[", final=False) == Said()
+        said = reader.take(raw + behind, final=True)
+        assert said.calls == tuple(whole)
+        assert said.text == (behind[2:] if "{" in behind else "")
+
+    @pytest.mark.parametrize("logprobs", [False, True])
+    def test_no_chunk_has_empty_content(self, parroting: httpx.Client, logprobs: bool) -> None:
+        body = told("[says]", tool_choice="required", parallel_tool_calls=False, seed=1, logprobs=logprobs)
+        first, *deltas = [chunk["choices"][0] for chunk in chunks(parroting, PATH, **body)]
+        assert first["delta"] == {"role": "assistant", "content": None}
+        assert not any("content" in each["delta"] for each in deltas)
+        tokens = sum(len(each["logprobs"]["content"]) for each in deltas if each["logprobs"])
+        whole = answer(parroting, PATH, **body)
+        assert tokens == (whole["usage"]["completion_tokens"] if logprobs else 0)
+        assert len(deltas) == 2 + tokens, "the call, and the finish reason"
 
 
 def test_a_client_goes_through_a_conversation(base: str) -> None:

@@ -40,7 +40,7 @@ class ResponsesRequest(ConversationBody):
     input: Input = Field(description="A text of the user, or messages.")
     instructions: str | None = Field(None, description="A system message before the input.")
     max_output_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Default: the most that the server, the context and the ranges of `auto` allow."
+        None, description="Default: the most that the server, the key, the context and the ranges of `auto` allow."
     )
     tools: FlatTools | None = Field(None, description="Functions of the client, which the model may call.")
     tool_choice: FlatToolChoice | None = Field(

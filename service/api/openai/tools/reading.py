@@ -105,7 +105,7 @@ class FormedReader(Reader):
 
 
 class ForcedReader(Reader):
-    """The text that ``inner`` reads is a list of calls as JSON, by a grammar. One that is cut off is text."""
+    """The text that ``inner`` reads is a list of calls as JSON, by a grammar. A call that is cut off is text."""
 
     def __init__(self, inner: Reader) -> None:
         self._inner, self._raw = inner, ""
@@ -116,11 +116,23 @@ class ForcedReader(Reader):
         self._raw += said.text
         if not final:
             return Said(reasoning=said.reasoning)
-        try:
-            calls = tuple(Call.of(call["name"], call["arguments"]) for call in json.loads(self._raw))
-            return Said(reasoning=said.reasoning, calls=calls)
-        except UNREADABLE:
-            return Said(self._raw, said.reasoning)
+        calls, rest = _whole_calls(self._raw)
+        return Said(rest, said.reasoning, calls)
+
+
+def _whole_calls(raw: str) -> tuple[tuple[Call, ...], str]:
+    """The calls of a list that may be cut off, and the text behind them. Without a whole call, that is all text."""
+    calls: list[Call] = []
+    at, rest, decoder = 1, raw, json.JSONDecoder()
+    try:
+        while raw.startswith("{", at):
+            call, at = decoder.raw_decode(raw, at)
+            calls.append(Call.of(call["name"], call["arguments"]))
+            rest = raw[at:].lstrip(", ")
+            at += len(", ")
+    except UNREADABLE:
+        pass  # a call that is cut off
+    return tuple(calls), "" if rest == "]" else rest
 
 
 class TemplateReader(Reader):

@@ -63,6 +63,13 @@ class EncodingCache(PagedAttentionCache):
         assert allocator is not None, "with paged attention, every layer caches every key"
         return allocator
 
+    def share_held(self) -> float:
+        """Share of the cache that requests hold, 0 to 1. Blocks that are only kept for their prefixes are free."""
+        allocators = self.cache_allocators.values()
+        kept = sum(len(allocator.ledger.cached_blocks) * allocator.bytes_per_block for allocator in allocators)
+        held = 1.0 - self.compute_free_capacity() - kept / (self.num_sectors * self.bytes_per_sector)
+        return max(held, 0.0)  # the generation thread may free blocks between the two counts
+
     @override
     def can_store_request_tokens(self, state: RequestState, request_len: int, dry_run: bool = False) -> bool:
         windowed = allocator_of(self)
