@@ -18,8 +18,9 @@ MANY_KEYS = 1024
 """Keys from which a bias by distance is best read in large blocks. A CPU takes all else in blocks of half the queries:
 it computes fewer pairs that a mask excludes."""
 
-WORTH_A_CALL = 64
-"""Least number of keys, all covered by every query of a block, that is worth a call without a mask."""
+WORTH_A_CALL, WORTH_A_CALL_BESIDE_A_VIEW = 64, 512
+"""Least number of keys, all covered by every query of a block, that is worth a call without a mask. The second is that
+of a CPU whose mask is a view. Then the calls on both sides cost more than masking."""
 
 
 def blocks(states: SegmentStates) -> Iterator[slice]:
@@ -53,7 +54,10 @@ def add_band(
     predicate = states.predicate(band)
     reached = states.columns(*predicate.key_range(q_low, q_low + queries - 1))
     full = states.columns(*predicate.full_range(q_low, q_low + queries - 1))
-    if states.resolved.recipe.score_bias is not None or full.stop - full.start < WORTH_A_CALL:
+    by_distance = _goes_by_distance(states, band)
+    is_view = by_distance and states.key.device.type == "cpu"
+    least = WORTH_A_CALL_BESIDE_A_VIEW if is_view else WORTH_A_CALL
+    if states.resolved.recipe.score_bias is not None or full.stop - full.start < least:
         cuts = [reached]
     else:
         cuts = [slice(reached.start, full.start), full, slice(full.stop, reached.stop)]
@@ -63,7 +67,7 @@ def add_band(
             keys = key[:, :, cut.start - first : cut.stop - first], states.value[:, :, cut]
             if cut is full:
                 new = sdpa_with_lse(query, *keys, None, states.scaling)
-            elif _goes_by_distance(states, band):
+            elif by_distance:
                 bias = _diagonals(states, band, q_low + queries - 1, queries, cut)
                 backward = sdpa_with_lse(query.flip(2), *keys, bias, states.scaling)
                 new = backward[0].flip(2), backward[1].flip(2)

@@ -56,6 +56,8 @@ def query_block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Both ways through the queries: the block as it is, and one so small that every call has several."""
     if request.param is not None:
         monkeypatch.setattr("patches.attention.blocks.QUERY_BLOCK", request.param)
+        for name in ("WORTH_A_CALL", "WORTH_A_CALL_BESIDE_A_VIEW"):
+            monkeypatch.setattr(f"patches.attention.blocks.{name}", 5)
 
 
 @dataclass(frozen=True)
