@@ -116,12 +116,12 @@ class PackedAttention:
             role, shapes = self._segments.role(index), (states.shape for states in row.cached)
             kind = role, layer.mask, query.shape[1], *shapes
             lengths = paged["cu_seq_lens_k"].data_ptr()
-            plan = batch.shared((kind, lengths), lambda: self._plan(row, batch, layer, role, kind))
+            plan = batch.shared((kind, lengths), lambda: self._plan(row, layer, role, kind))
         else:
             plan = Plan(NONE, [(number, None) for number in range(len(batch.segments))], None)
         attended = plan.shared.attend(query, row.cached, layer.scaling)
         if plan.alone:
-            attended.append(self._alone(plan.alone, row, batch, layer, index, forward.observer))
+            attended.append(self._alone(plan.alone, row, layer, index, forward.observer))
         joined = attended[0] if len(attended) == 1 else torch.cat(attended, 1)
         return (joined if plan.order is None else joined.index_select(1, plan.order)).contiguous()
 
@@ -129,7 +129,6 @@ class PackedAttention:
         self,
         alone: Sequence[tuple[int, Reading | None]],
         row: Row,
-        batch: Batch,
         layer: Layer,
         index: int,
         observer: Observer | None,
@@ -140,34 +139,35 @@ class PackedAttention:
             if reading is not None:
                 attended.append(read(*own, layer.scaling, reading))
                 continue
-            segment = batch.segments[number]
+            segment = row.batch.segments[number]
             recipe = self._segments.recipe(self._segments.role(index), segment.slot)
             num_sinks = num_sinks_of(recipe, layer, own[1].shape[2], segment.q_stop) or 0
-            attended.append(self._segments.attend(own, segment, batch, layer, index, observer, num_sinks))
+            attended.append(self._segments.attend(own, segment, row.batch, layer, index, observer, num_sinks))
         return (attended[0] if len(attended) == 1 else torch.cat(attended, 2)).transpose(1, 2)
 
-    def _plan(self, row: Row, batch: Batch, layer: Layer, role: Role, kind: Hashable) -> Plan:
+    def _plan(self, row: Row, layer: Layer, role: Role, kind: Hashable) -> Plan:
         """The calls that read the sequences, the same in layers of one ``kind``: one role and window."""
+        batch = row.batch
         is_kept = batch.places is not None and batch.names and row.spare
         if not is_kept or not turns_once(row.query, row.cached, row.num_kv):
             row.decoding.pop(kind, None)  # other calls turn keys in the places of rings
-            return self._planned(row, batch, layer, role, None)
+            return self._planned(row, layer, role, None)
         decoding = row.decoding.setdefault(kind, Decoding(Rings(row.spare)))
         plan = decoding.goes_on(batch, row.room)
         if plan is None:
             decoding.rings.keep(batch.names)
-            plan = self._planned(row, batch, layer, role, decoding.rings)
+            plan = self._planned(row, layer, role, decoding.rings)
             decoding.keep(plan, batch, plan.shared.ahead)
         return plan
 
-    def _planned(self, row: Row, batch: Batch, layer: Layer, role: Role, rings: Rings | None) -> Plan:
-        each = self._readings(row, batch, layer, role, rings is not None)
+    def _planned(self, row: Row, layer: Layer, role: Role, rings: Rings | None) -> Plan:
+        each = self._readings(row, layer, role, rings is not None)
         readings, shared = [None if own is None else own[0] for own in each], NONE
-        if batch.places is not None:
+        if row.batch.places is not None:
             course = None
             if rings is not None:
                 steps = min(0 if own is None else len(own) for own in each)
-                course = Course(batch.names, rings, [[] if own is None else own[1:steps] for own in each])
+                course = Course(row.batch.names, rings, [[] if own is None else own[1:steps] for own in each])
             own = row.query, row.cached, row.spare, course
             shared = shared_calls(readings, row.places, row.num_kv, *own)
         rest = sorted(set(range(len(readings))).difference(shared.members))
@@ -176,9 +176,7 @@ class PackedAttention:
         alone = [(number, readings[number]) for number in rest]
         return Plan(shared, alone, None if is_in_order else torch.tensor(order).argsort())
 
-    def _readings(
-        self, row: Row, batch: Batch, layer: Layer, role: Role, has_rings: bool
-    ) -> list[list[Reading] | None]:
+    def _readings(self, row: Row, layer: Layer, role: Role, has_rings: bool) -> list[list[Reading] | None]:
         """The reading of each segment with a single query, None for others.
 
         With rings, keys turn once, and readings come with those of the steps behind it that are alike.
@@ -186,7 +184,7 @@ class PackedAttention:
         readings: list[list[Reading] | None] = []
         dtype, device = row.query.dtype, row.query.device
         steps = 1 + min(row.room, STEPS - 1) if has_rings else 1
-        for segment, new, length in zip(batch.segments, row.new, row.num_kv, strict=True):
+        for segment, new, length in zip(row.batch.segments, row.new, row.num_kv, strict=True):
             recipe = self._segments.recipe(role, segment.slot)
             if new > 1 or recipe.recipe.relative is not None:
                 readings.append(None)

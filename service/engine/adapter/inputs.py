@@ -82,8 +82,7 @@ class SlottedInputs(ContinuousBatchingIOs):
             self._prepare_by_theirs(written, requests_in_batch)
             self._add_slots(written, sequences)
         if self.backend is None:
-            in_row = decodes and windowed is not None and windowed.runs is not None
-            places = [self.cache.in_place[name] for name in ids] if in_row else None
+            places = [self.cache.in_place[name] for name in ids] if self.cache.in_place else None
             self.batch = packed_batch(sequences, places, ids)
         else:
             pages = [self.cache.pages_of(future.state.request_id) for future in requests_in_batch]
