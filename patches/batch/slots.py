@@ -68,7 +68,7 @@ class SlotTable:
     A new encoding reaches the tensors with ``upload``, which the thread of the next forward calls. Their addresses
     stay. Slot 0 is always the model's own encoding, so plain ``position_ids`` keep their meaning. ``inv_freq`` is
     [128, rotary_dim / 2]. An encoding without rotation has zero frequencies and factor 1 there, which makes cos = 1
-    and sin = 0. Queries and keys are written under the encoding's base map.
+    and sin = 0. Queries and keys are written under the encoding's base map. Between two ``uploads``, numbers stay.
     """
 
     capacity = MAX_SLOTS - 1
@@ -88,6 +88,7 @@ class SlotTable:
         self.attention_factor = torch.ones(MAX_SLOTS, 1, device=device)
         self._maps = torch.ones(MAX_SLOTS, 3, device=device)
         self._pairs = torch.ones(MAX_SLOTS, 2, max(self._pairs_of_head, 1), device=device)
+        self.uploads = 0
         self.clear()
 
     def clear(self) -> None:
@@ -123,6 +124,7 @@ class SlotTable:
         """Write the encodings that are new since the last call into the tensors, in place, row by row."""
         if not self._new:
             return
+        self.uploads += 1
         with self._lock:
             for slot in list(self._new):
                 self._upload(slot, self[slot])

@@ -37,6 +37,7 @@ from patches.model.measuring.measurement import Measurement
 from patches.model.ranks import Ranks, heads_of_rank
 from patches.model.recorded.recording import Recordings
 from patches.model.rotary_tables import plain_positions, planes_of
+from patches.model.steps_ahead import StepsAhead
 
 
 class Patched(Encodings):
@@ -76,7 +77,7 @@ class Patched(Encodings):
         self._mask, self._chooses_keys = measurement.mask, measurement.chooses_keys
         self._parameters = inspect.signature(model.forward).parameters
         self._shares_keys = bool(getattr(config, "num_kv_shared_layers", 0))
-        self._forwards = Forwards()
+        self._forwards, self._steps_ahead = Forwards(), StepsAhead()
         self.attention_seam = AttentionSeam(config, measurement, temperatures, heads, self.slots, self._forwards)
         self.attention = self.attention_seam.attention  # the model calls it without a step in between
 
@@ -216,21 +217,29 @@ class Patched(Encodings):
         layer_type: str | None,
         module: torch.nn.Module | None,
     ) -> Any:
-        position, slot = decode(self._forwards.current.position_ids)
+        forward = self._forwards.current
+        encoded, planes = forward.position_ids, planes_of(position_ids)
         if module is not None and not self.rotary_tables.is_chosen(module, layer_type):
             arguments = () if layer_type is None else (layer_type,)
-            return type(module).forward(module, x, position, *arguments)
+            return type(module).forward(module, x, positions_of(encoded), *arguments)
         elsewhere = position_ids is not None and (
-            module in self._elsewhere or position_ids.shape[-1] != position.shape[-1]
+            module in self._elsewhere or position_ids.shape[-1] != encoded.shape[-1]
         )
+        if forward.recordings is not None and not elsewhere:
+            kind = self.slots.uploads, x.dtype, planes
+            return self._steps_ahead.table(encoded, kind, lambda steps: self._table(*decode(steps), x.dtype, planes))
+        position, slot = decode(encoded)
         if position_ids is not None and elsewhere:  # cached tokens too, or keys that cover several
-            if self._forwards.current.packed is not None:
+            if forward.packed is not None:
                 raise ValueError("position_ids: a layer rotates cached keys anew, which a packed row does not carry")
             position, slot = plain_positions(position_ids), slot[:, -1:]
         if position_ids is not None and len(position) == 1:
             position = position.expand(position_ids.shape[-2], -1)
+        return self._table(position, slot, x.dtype, planes)
+
+    def _table(self, position: torch.Tensor, slot: torch.Tensor, dtype: torch.dtype, planes: int | None) -> Any:
         position, inv_freq, factor = self.slots.at_write(position, slot)
-        return self.table_format.table(position, inv_freq, factor, x.dtype, planes_of(position_ids))
+        return self.table_format.table(position, inv_freq, factor, dtype, planes)
 
     def mask_kind(self, *, insists: bool) -> MaskKind | None:
         """The whole mask that a layer needs to choose keys, or to add keys to those of the tokens."""

@@ -20,22 +20,23 @@ class Plan(NamedTuple):
     """The calls of one step: ``shared`` ones, and sequences ``alone`` by number and reading.
 
     A reading of None is decided in each layer. ``order`` brings outputs into the order of the sequences, unless they
-    have it.
+    have it. ``ahead`` counts the steps behind this one that have the same calls.
     """
 
     shared: SharedCalls
     alone: list[tuple[int, Reading | None]]
     order: torch.Tensor | None
+    ahead: int = 0
 
 
 @dataclass
 class Decoding:
     """The ``rings`` and the ``plan`` that layers of one kind keep from step to step.
 
-    The plan serves ``batch``, and ``left`` steps behind it.
+    The plan serves ``batch``, and ``left`` steps behind it. Only sums have rings.
     """
 
-    rings: Rings
+    rings: Rings | None
     plan: Plan | None = None
     batch: Batch | None = None
     left: int = 0
@@ -50,9 +51,12 @@ class Decoding:
         if plan is None or before is None or not self.left or room < self.left - 1 or not batch.follows(before):
             return None
         plan.shared.begin_next()
-        self.keep(plan, batch, self.left - 1)
+        self._keep(plan, batch, self.left - 1)
         return plan
 
-    def keep(self, plan: Plan, batch: Batch, left: int) -> None:
-        """Have a ``plan`` that serves ``batch``, and ``left`` steps behind it."""
+    def keep(self, plan: Plan, batch: Batch) -> None:
+        """Have a new ``plan``, made for ``batch``."""
+        self._keep(plan, batch, plan.ahead)
+
+    def _keep(self, plan: Plan, batch: Batch, left: int) -> None:
         self.plan, self.batch, self.left = plan, batch, left

@@ -51,8 +51,8 @@ class SharedCalls(NamedTuple):
 
     def begin_next(self) -> None:
         """Have the next step of the same sequences, one of those ahead."""
-        assert self.ragged is not None, "other calls serve one step"
-        self.ragged.begin(self.ragged.step + 1)
+        if self.ragged is not None:
+            self.ragged.begin(self.ragged.step + 1)
 
     def attend(self, query: torch.Tensor, cached: Cached, scaling: float) -> list[torch.Tensor]:
         """Outputs [1, members, heads, value dim] of each call, for ``query`` [1, heads, sequences, head_dim]."""

@@ -148,25 +148,34 @@ class PackedAttention:
     def _plan(self, row: Row, layer: Layer, role: Role, kind: Hashable) -> Plan:
         """The calls that read the sequences, the same in layers of one ``kind``: one role and window."""
         batch = row.batch
-        is_kept = batch.places is not None and batch.names and row.spare
-        if not is_kept or not turns_once(row.query, row.cached, row.num_kv):
-            row.decoding.pop(kind, None)  # other calls turn keys in the places of rings
+        if batch.places is None or not batch.names or not row.spare:
+            row.decoding.pop(kind, None)  # these calls turn keys in the places of rings
             return self._planned(row, layer, role, None)
-        decoding = row.decoding.setdefault(kind, Decoding(Rings(row.spare)))
-        plan = decoding.goes_on(batch, row.room)
+        decoding = row.decoding.get(kind)
+        plan = None if decoding is None else decoding.goes_on(batch, row.room)
         if plan is None:
-            decoding.rings.keep(batch.names)
+            decoding = row.decoding[kind] = self._decoding(row, decoding)
             plan = self._planned(row, layer, role, decoding.rings)
-            decoding.keep(plan, batch, plan.shared.ahead)
+            decoding.keep(plan, batch)
         return plan
+
+    @staticmethod
+    def _decoding(row: Row, before: Decoding | None) -> Decoding:
+        """Rings for a new plan by sums, those from ``before`` if it has them. Other calls turn keys in their places."""
+        if not turns_once(row.query, row.cached, row.num_kv):
+            return Decoding(None)
+        if before is None or before.rings is None:
+            return Decoding(Rings(row.spare))
+        before.rings.keep(row.batch.names)
+        return before
 
     def _planned(self, row: Row, layer: Layer, role: Role, rings: Rings | None) -> Plan:
         each = self._readings(row, layer, role, rings is not None)
         readings, shared = [None if own is None else own[0] for own in each], NONE
+        steps = min(0 if own is None else len(own) for own in each)
         if row.batch.places is not None:
             course = None
             if rings is not None:
-                steps = min(0 if own is None else len(own) for own in each)
                 course = Course(row.batch.names, rings, [[] if own is None else own[1:steps] for own in each])
             own = row.query, row.cached, row.spare, course
             shared = shared_calls(readings, row.places, row.num_kv, *own)
@@ -174,27 +183,31 @@ class PackedAttention:
         order = [*shared.members, *rest]
         is_in_order = order == list(range(len(order)))
         alone = [(number, readings[number]) for number in rest]
-        return Plan(shared, alone, None if is_in_order else torch.tensor(order).argsort())
+        is_ordinary = not shared.members and all(reading is ORDINARY for reading in readings)
+        ahead = steps - 1 if is_ordinary else shared.ahead
+        return Plan(shared, alone, None if is_in_order else torch.tensor(order).argsort(), ahead)
 
     def _readings(self, row: Row, layer: Layer, role: Role, has_rings: bool) -> list[list[Reading] | None]:
         """The reading of each segment with a single query, None for others.
 
-        With rings, keys turn once, and readings come with those of the steps behind it that are alike.
+        With rings, keys turn once, and readings come with those of the steps behind it that are alike. So do ordinary
+        readings of keys in place.
         """
         readings: list[list[Reading] | None] = []
         dtype, device = row.query.dtype, row.query.device
-        steps = 1 + min(row.room, STEPS - 1) if has_rings else 1
+        steps = 1 if row.batch.places is None else 1 + min(row.room, STEPS - 1)
         for segment, new, length in zip(row.batch.segments, row.new, row.num_kv, strict=True):
             recipe = self._segments.recipe(role, segment.slot)
             if new > 1 or recipe.recipe.relative is not None:
                 readings.append(None)
                 continue
-            sees_all = layer.mask.is_causal_below(segment.q_start + steps)
-            if recipe.is_plain and not recipe.recipe.attention_temperature and sees_all:
-                readings.append([ORDINARY] * steps)
-                continue
+            if recipe.is_plain and not recipe.recipe.attention_temperature:
+                causal = [n for n in (steps, 1) if layer.mask.is_causal_below(segment.q_start + n)]
+                if causal:
+                    readings.append([ORDINARY] * causal[0])
+                    continue
             num_sinks, own = num_sinks_of(recipe, layer, length, segment.q_stop) or 0, list[Reading]()
-            for step in range(steps):
+            for step in range(steps if has_rings else 1):
                 query = range(segment.q_start + step, segment.q_stop + step)
                 positions = SegmentPositions(recipe, layer, query, length + step, num_sinks, dtype, device)
                 reading = reading_of(positions, has_rings)

@@ -94,13 +94,14 @@ def steps_of(
 def plan_of(steps: int) -> tuple[Plan, RaggedBatch]:
     members = [Member(n, ORDINARY, 21, [range(100 * n, 100 * n + 64)], {}, [ORDINARY] * (steps - 1)) for n in (0, 1)]
     batch = ragged_batch(members, 2, 2, torch.zeros(2, 200, 16))
-    return Plan(SharedCalls(batch, []), [], None), batch
+    shared = SharedCalls(batch, [])
+    return Plan(shared, [], None, shared.ahead), batch
 
 
 def test_a_plan_goes_on_until_its_last_step() -> None:
     plan, batch = plan_of(4)
     decoding = Decoding(Rings(range(0)))
-    decoding.keep(plan, steps_of(20), plan.shared.ahead)
+    decoding.keep(plan, steps_of(20))
     for step in (1, 2, 3):
         more = steps_of(20 + step, last=range(64 + step))
         assert decoding.goes_on(more, 9) is plan, "more places behind a key are as good"
@@ -125,7 +126,7 @@ def test_a_plan_goes_on_until_its_last_step() -> None:
 def test_a_plan_is_for_the_same_sequences_in_the_same_places(room: int, changes: dict[str, Any]) -> None:
     plan, _ = plan_of(4)
     decoding = Decoding(Rings(range(0)))
-    decoding.keep(plan, steps_of(20), plan.shared.ahead)
+    decoding.keep(plan, steps_of(20))
     assert decoding.goes_on(steps_of(**changes), room) is None
     assert decoding.goes_on(steps_of(21), 9) is None, "nothing is kept"
 
