@@ -9,6 +9,8 @@ A step decides this for each sequence. Only positions count, so no tensor is div
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -53,7 +55,8 @@ class Part(NamedTuple):
         return ((slice(0, len(self.once.positions)), self.once.table(self.once.positions)),)
 
 
-class Reading(NamedTuple):
+@dataclass(eq=False)
+class Reading:
     """The calls that one query's attention takes, the same in all layers that see the same keys.
 
     ``multiplier`` is that of the scores, and ``factor`` [1, 1] that of the query, None for 1.
@@ -69,18 +72,26 @@ class Reading(NamedTuple):
         """The number of keys that it reads, of ``length``."""
         return sum(len(range(length)[part.columns]) for part in self.parts)
 
-    @property
+    @cached_property
     def turns(self) -> list[int]:
         """For each part, the number of its query's turn: parts with one query share a softmax."""
         distinct: dict[int, int] = {}
         return [distinct.setdefault(id(part.query), len(distinct)) for part in self.parts]
 
-    @property
+    @cached_property
+    def firsts(self) -> list[int]:
+        """The first part with each turn of the query."""
+        found: dict[int, int] = {}
+        for number, part in enumerate(self.parts):
+            found.setdefault(id(part.query), number)
+        return list(found.values())
+
+    @cached_property
     def queries(self) -> list[Table | None]:
         """The turns of the query."""
-        return list({id(part.query): part.query for part in self.parts}.values())
+        return [self.parts[number].query for number in self.firsts]
 
-    @property
+    @cached_property
     def turns_states(self) -> bool:
         """True if its query turns, or keys."""
         return any(part.query or part.pieces or part.once for part in self.parts)
@@ -91,7 +102,7 @@ class Reading(NamedTuple):
             return False
         return all(one.follows(other, length) for one, other in zip(self.parts, before.parts, strict=True))
 
-    @property
+    @cached_property
     def turned_keys(self) -> int:
         """The number of keys that it reads in other positions than they were written in."""
         turning = sum(len(table[0]) for part in self.parts for _, table in part.pieces)

@@ -108,9 +108,9 @@ def changes_of(
     The cache has the shape ``cached``: key heads, places and head_dim.
     """
     numbers, turns = [member.number for member in members], [len(member.reading.queries) for member in members]
-    rows = [np.repeat(number * heads + np.arange(heads), count) for number, count in zip(numbers, turns, strict=True)]
     is_everyone = numbers == list(range(sequences)) and max(turns) == 1
-    queries = None if is_everyone else torch.from_numpy(np.concatenate(rows))
+    rows = np.repeat(np.array(numbers)[:, None] * heads + np.arange(heads), np.repeat(turns, heads))
+    queries = None if is_everyone else torch.from_numpy(rows)
     now, ahead = [[member.reading] for member in members], [member.ahead for member in members]
     changes = _changes(now, kept[0], queries, heads, cached)
     return changes + _changes(ahead, kept[1], queries, heads, cached) if ahead[0] else changes
@@ -175,17 +175,21 @@ def _rotations(
 
     A query that does not turn has a rotation by nothing. Those of new keys are the last rows.
     """
-    queries = [list(zip(*(each.queries for each in own), strict=True)) for own in readings]
-    turning = [[[table for table in tables if table is not None] for tables in own] for own in queries]
-    tables = [
-        [np.stack([table[part].numpy() for table in one]) for own in turning for one in own if one] for part in (0, 1)
-    ]
-    cosines, sines = (tables[part] + [each.table[part] for each in kept] for part in (0, 1))
+    cosines, sines, rows = list[np.ndarray](), list[np.ndarray](), list[int]()
+    for own in readings:
+        numbers = []
+        for part in own[0].firsts:
+            tables = [table for each in own if (table := each.parts[part].query) is not None]
+            numbers.append(len(cosines) + 1 if tables else 0)
+            if tables:
+                cosines.append(np.concatenate([cos.numpy() for cos, _ in tables])[:, None])
+                sines.append(np.concatenate([sin.numpy() for _, sin in tables])[:, None])
+        rows += numbers * heads
+    count = 1 + len(cosines)
+    cosines += [each.table[0] for each in kept]
+    sines += [each.table[1] for each in kept]
     if not cosines:
         return 0, None
-    numbers = iter(range(1, len(cosines) + 1))
-    rows = [row for own in turning for row in [next(numbers) if one else 0 for one in own] * heads]
-    count = 1 + len(tables[0])
     for each in kept:
         keys = each.table[0].shape[1]
         rows += [*range(count, count + keys)] * kv_heads

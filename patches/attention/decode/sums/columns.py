@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from patches.attention.decode.reading import Reading
+from patches.attention.decode.reading import ORDINARY, Reading
 from patches.attention.decode.sums.rings import Ring
 from patches.attention.decode.tables import Table
 from patches.batch.segments import part_of
@@ -40,8 +40,15 @@ class Member(NamedTuple):
     ahead: Sequence[Reading] = ()
 
     @property
+    def is_ordinary(self) -> bool:
+        """True if it reads all keys in each step."""
+        return self.reading is ORDINARY and all(reading is ORDINARY for reading in self.ahead)
+
+    @property
     def turned_keys(self) -> int:
         """The number of keys that turn without a ring."""
+        if not self.rings:
+            return self.reading.turned_keys
         in_rings = sum(len(span) for number, span in enumerate(self.spans_now) if number in self.rings)
         return self.reading.turned_keys - in_rings
 
@@ -84,6 +91,9 @@ class Keys(NamedTuple):
 
     @classmethod
     def of(cls, member: Member) -> Keys:
+        if member.is_ordinary:
+            length = member.length + len(member.ahead)
+            return cls([length], [(0, 0)], member.places_of(range(length)), [], [])
         own, spans, turns = cls([], [], [], [], []), member.spans, member.reading.turns
         column = 0
         for turn in range(1 + max(turns)):

@@ -16,11 +16,13 @@ EXCLUDED = -np.inf
 
 
 class _Part(NamedTuple):
-    """Entries [heads, keys] of a part. A step reads those of its ``columns``, with a bias in ``biases``."""
+    """Entries [heads, keys] of a part. A step reads those from its ``lows`` to its ``highs``, with a bias in
+    ``biases``."""
 
     entries: np.ndarray
-    columns: list[range]
-    biases: list[torch.Tensor | None]
+    lows: list[int]
+    highs: list[int]
+    biases: list[torch.Tensor]
 
 
 class Biases:
@@ -30,19 +32,19 @@ class Biases:
         memory = np.full(heads * sum(sum(each.sizes) for each in own), EXCLUDED, np.float32)
         self.bias, self._memory, self._biased = torch.from_numpy(memory), memory, list[_Part]()
         firsts, lows, highs = list[np.ndarray](), list[list[int]](), list[list[int]]()
-        stop = 0
+        every, stop = np.arange(heads), 0
         for member, keys in zip(members, own, strict=True):
             start, width = stop, sum(keys.sizes)
             stop += heads * width
             for number, column in keys.parts:
                 part = _part(member, number, memory[start:stop].reshape(heads, width)[:, column:])
-                if any(bias is not None for bias in part.biases):
+                if part.biases:
                     self._biased.append(part)
                     continue
-                part.entries[:, part.columns[0].start : part.columns[0].stop] = 0.0
-                firsts.append(start + column + width * np.arange(heads))
-                lows.append([columns.start for columns in part.columns])
-                highs.append([columns.stop for columns in part.columns])
+                part.entries[:, part.lows[0] : part.highs[0]] = 0.0
+                firsts.append(start + column + width * every)
+                lows.append(part.lows)
+                highs.append(part.highs)
         self._added, self._removed = _moves(firsts, highs), _moves(firsts, lows)
         self._add_biases(0)
 
@@ -55,19 +57,20 @@ class Biases:
         self._add_biases(step)
 
     def _add_biases(self, step: int) -> None:
-        for entries, columns, biases in self._biased:
-            own, bias = columns[step], biases[step]
-            assert bias is not None, "parts have biases in all steps or in none"
-            entries[:, : own.start] = EXCLUDED
-            entries[:, own.start : own.stop] = upcast(bias[0, :, 0]).numpy()
+        for entries, lows, highs, biases in self._biased:
+            entries[:, : lows[step]] = EXCLUDED
+            entries[:, lows[step] : highs[step]] = upcast(biases[step][0, :, 0]).numpy()
 
 
 def _part(member: Member, number: int, entries: np.ndarray) -> _Part:
+    if member.is_ordinary:
+        steps = 1 + len(member.ahead)
+        return _Part(entries, [0] * steps, list(range(member.length, member.length + steps)), [])
     parts = [reading.parts[number] for reading in (member.reading, *member.ahead)]
-    spans = [range(member.length + step)[part.columns] for step, part in enumerate(parts)]
-    first = spans[0].start
-    columns = [range(span.start - first, span.stop - first) for span in spans]
-    return _Part(entries, columns, [part.bias for part in parts])
+    lows, highs, _ = zip(*(part.columns.indices(member.length + n) for n, part in enumerate(parts)), strict=True)
+    biases = [part.bias for part in parts if part.bias is not None]
+    assert len(biases) in (0, len(parts)), "parts have biases in all steps or in none"
+    return _Part(entries, [low - lows[0] for low in lows], [high - lows[0] for high in highs], biases)
 
 
 def _moves(firsts: Sequence[np.ndarray], edges: Sequence[list[int]]) -> list[np.ndarray] | None:
