@@ -7,6 +7,7 @@ would take as long.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -19,33 +20,62 @@ from patches.attention.decode.tables import Table
 from patches.encoding.rotary import turn_
 
 
-class Changes(NamedTuple):
-    """Memory for ``queries`` [rows, head_dim], by their ``numbers`` in the step, with their ``factor`` [rows, 1].
+@dataclass
+class Rotations:
+    """The rotations of rows in one of several steps: their ``numbers`` [rows] among all of the step.
+
+    ``every`` has cos and sin [steps, rotations, rotary_dim]. Most rows share one with others of their step.
+    """
+
+    every: Table
+    numbers: torch.Tensor
+    table: Table = field(init=False)
+
+    def __post_init__(self) -> None:
+        cos, sin = (torch.empty(len(self.numbers), each.shape[-1], dtype=each.dtype) for each in self.every)
+        self.table = cos, sin
+
+    def begin(self, step: int) -> None:
+        for each, own in zip(self.every, self.table, strict=True):
+            torch.index_select(each[step], 0, self.numbers, out=own)
+
+
+@dataclass
+class Changes:
+    """Memory for ``queries`` [rows, head_dim], by their ``numbers`` in the step, with ``factors`` [steps, rows, 1].
 
     ``new`` keys [n, head_dim] are behind them. They come from the rows ``written`` of the cache, and turn to its rows
-    ``kept``. The ``rotation`` is that of the ``turning`` ones, with new keys. A field is None without it.
+    ``kept``, both [steps, n]. ``rotations`` are those of the ``turning`` ones, with new keys. Without any, the field is
+    None.
     """
 
     queries: torch.Tensor
     numbers: torch.Tensor
-    factor: torch.Tensor | None
+    factors: torch.Tensor | None
     turning: torch.Tensor
-    rotation: Table | None
+    rotations: Rotations | None
     new: torch.Tensor
     written: torch.Tensor
     kept: torch.Tensor
+    step: int = 0
+
+    def begin(self, step: int) -> None:
+        """Have the changes of a ``step``. All layers will end it."""
+        self.step = step
+        if self.rotations is not None:
+            self.rotations.begin(step)
 
     def applied(self, query: torch.Tensor, cached: torch.Tensor, *, interleaved: bool, offset: int) -> torch.Tensor:
         """The changed ones of ``query`` [all rows, head_dim]. New keys turn within ``cached`` [all rows, head_dim]."""
         torch.index_select(query, 0, self.numbers, out=self.queries)
-        if self.factor is not None:
-            self.queries.mul_(self.factor)
+        if self.factors is not None:
+            self.queries.mul_(self.factors[self.step])
         if len(self.new):
-            torch.index_select(cached, 0, self.written, out=self.new)
-        if self.rotation is not None:
-            turn_(self.turning, *self.rotation, interleaved=interleaved, offset=offset)
+            torch.index_select(cached, 0, self.written[self.step], out=self.new)
+        if self.rotations is not None:
+            turn_(self.turning, *self.rotations.table, interleaved=interleaved, offset=offset)
         if len(self.new):
-            cached.index_copy_(0, self.kept, self.new)
+            cached.index_copy_(0, self.kept[self.step], self.new)
         return self.queries
 
 
@@ -102,8 +132,8 @@ def changes_of(
     sequences: int,
     heads: int,
     cached: Sequence[int],
-) -> list[Changes | None]:
-    """The changes of the members' step and of those ahead, in which rings get the keys that they have ``kept``.
+) -> tuple[Changes | None, Changes | None]:
+    """The changes of the members' step, and of those ahead, in which rings get the keys that they have ``kept``.
 
     The cache has the shape ``cached``: key heads, places and head_dim.
     """
@@ -112,8 +142,8 @@ def changes_of(
     rows = np.repeat(np.array(numbers)[:, None] * heads + np.arange(heads), np.repeat(turns, heads))
     queries = None if is_everyone else torch.from_numpy(rows)
     now, ahead = [[member.reading] for member in members], [member.ahead for member in members]
-    changes = _changes(now, kept[0], queries, heads, cached)
-    return changes + _changes(ahead, kept[1], queries, heads, cached) if ahead[0] else changes
+    first = _changes(now, kept[0], queries, heads, cached)
+    return first, _changes(ahead, kept[1], queries, heads, cached) if ahead[0] else None
 
 
 def _changes(
@@ -122,30 +152,17 @@ def _changes(
     numbers: torch.Tensor | None,
     heads: int,
     cached: Sequence[int],
-) -> list[Changes | None]:
-    """The changes of each step, of members with ``readings`` by step."""
-    steps = range(len(readings[0]))
+) -> Changes | None:
+    """The changes of steps, of members with ``readings`` by step."""
     factors, (first, rotations) = _factors(readings, heads), _rotations(readings, kept, heads, cached[0])
     if numbers is None and factors is None and rotations is None:
-        return [None for _ in steps]
+        return None
     if numbers is None:
         numbers = torch.arange(heads * len(readings))
-    written, turned = (_rows(places, cached) for places in ([k.written for k in kept], [k.places for k in kept]))
-    edge = len(numbers)
+    steps, edge = len(readings[0]), len(numbers)
+    written, turned = (_rows(places, cached, steps) for places in ([k.written for k in kept], [k.places for k in kept]))
     whole = torch.empty(edge + written.shape[1], cached[2], dtype=torch.float32)
-    return [
-        Changes(
-            whole[:edge],
-            numbers,
-            None if factors is None else factors[step],
-            whole[first:],
-            None if rotations is None else (rotations[0][step], rotations[1][step]),
-            whole[edge:],
-            written[step if kept else 0],
-            turned[step if kept else 0],
-        )
-        for step in steps
-    ]
+    return Changes(whole[:edge], numbers, factors, whole[first:], rotations, whole[edge:], written, turned)
 
 
 def _factors(readings: Sequence[Sequence[Reading]], heads: int) -> torch.Tensor | None:
@@ -159,10 +176,10 @@ def _factors(readings: Sequence[Sequence[Reading]], heads: int) -> torch.Tensor 
     return torch.from_numpy(np.repeat(np.array(factors, np.float32).T, rows, 1))[..., None]
 
 
-def _rows(places: Sequence[np.ndarray], cached: Sequence[int]) -> torch.Tensor:
+def _rows(places: Sequence[np.ndarray], cached: Sequence[int], steps: int) -> torch.Tensor:
     """Rows int64 [steps, n] of a cache at ``places`` [steps, keys] of each key head, in the order of ``places``."""
     if not places:
-        return torch.empty(1, 0, dtype=torch.int64)
+        return torch.empty(steps, 0, dtype=torch.int64)
     firsts = first_rows(cached[0], (cached[0], cached[1]))
     rows = [(firsts + own[:, None]).reshape(len(own), -1) for own in places]
     return torch.from_numpy(np.concatenate(rows, 1))
@@ -170,8 +187,8 @@ def _rows(places: Sequence[np.ndarray], cached: Sequence[int]) -> torch.Tensor:
 
 def _rotations(
     readings: Sequence[Sequence[Reading]], kept: Sequence[Kept], heads: int, kv_heads: int
-) -> tuple[int, Table | None]:
-    """The number of the first query that turns, and rotations [steps, rows, rotary_dim] from it on.
+) -> tuple[int, Rotations | None]:
+    """The number of the first query that turns, and rotations from it on.
 
     A query that does not turn has a rotation by nothing. Those of new keys are the last rows.
     """
@@ -196,5 +213,5 @@ def _rotations(
         count += keys
     first = next(number for number, row in enumerate(rows) if row)
     still = np.ones_like(cosines[0][:, :1]), np.zeros_like(sines[0][:, :1])
-    whole = np.concatenate((still[0], *cosines), 1), np.concatenate((still[1], *sines), 1)
-    return first, (torch.from_numpy(whole[0][:, rows[first:]]), torch.from_numpy(whole[1][:, rows[first:]]))
+    cos, sin = (np.concatenate(each, 1) for each in ((still[0], *cosines), (still[1], *sines)))
+    return first, Rotations((torch.from_numpy(cos), torch.from_numpy(sin)), torch.tensor(rows[first:]))

@@ -41,8 +41,8 @@ class RaggedBatch:
     views of the entries, and ``bags`` [members x heads] begin there. Entries of ``turned`` keys have their values at
     other ``values`` [n] than ``columns``.
 
-    It serves several steps of the same sequences. Each has its ``changes`` of queries, and its ``biases`` of the
-    entries; None without any. Rings have the ``kept`` keys after the first step, and after those behind it.
+    It serves so many ``steps`` of the same sequences. Each has its ``biases`` of the entries; None without any. The
+    first one and those behind it have ``changes`` of queries, and ``kept`` keys that are in rings after them.
     """
 
     members: list[int]
@@ -53,9 +53,10 @@ class RaggedBatch:
     turned: list[TurnedKeys]
     distributions: list[torch.Tensor]
     bags: torch.Tensor
-    changes: list[Changes | None]
+    changes: tuple[Changes | None, Changes | None]
     biases: Biases | None
     kept: tuple[list[Kept], list[Kept]]
+    steps: int
     interleaved: bool
     offset: int
     step: int = 0
@@ -63,15 +64,18 @@ class RaggedBatch:
     @property
     def ahead(self) -> int:
         """Steps behind this one."""
-        return len(self.changes) - 1 - self.step
+        return self.steps - 1 - self.step
 
     def begin(self, step: int) -> None:
         """Have a ``step``, the one behind that before. All layers will end it."""
         if step and self.biases is not None:
             self.biases.move(step)
+        number = max(step - 1, 0)
         for each in self.kept[step > 0]:
-            each.ring.add(each.positions[max(step - 1, 0)])
-        self.step = step
+            each.ring.add(each.positions[number])
+        self.step, changes = step, self.changes[step > 0]
+        if changes is not None:
+            changes.begin(number)
 
 
 def has_sums(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
@@ -129,6 +133,7 @@ def ragged_batch(
         changes_of(members, kept, sequences, heads, shape),
         Biases(members, own, heads) if room or is_biased else None,
         kept,
+        1 + room,
         *next(((each.interleaved, each.offset) for each in readings if each.turns_states), (False, 0)),
     )
     batch.begin(0)
@@ -139,7 +144,7 @@ def ragged_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float, batch: RaggedBatch
 ) -> torch.Tensor:
     """Output [1, members, heads, value dim] of the members' queries in ``query``. Tensors are as in ``has_sums``."""
-    heads, entries, changes = query.shape[1], batch.entries, batch.changes[batch.step]
+    heads, entries, changes = query.shape[1], batch.entries, batch.changes[batch.step > 0]
     states = query[0].transpose(0, 1).reshape(-1, query.shape[-1])
     rows = keys.view(-1, keys.shape[-1])
     if changes is not None:
