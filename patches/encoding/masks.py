@@ -42,6 +42,8 @@ UNBOUNDED = sys.maxsize
 class LayerMask(Predicate, Protocol):
     """The mask of a layer, whatever the encoding: a sliding window or a chunk."""
 
+    def __hash__(self) -> int: ...
+
     def is_causal_below(self, length: int) -> bool:
         """True if it excludes no causal pair of the first ``length`` tokens."""
         ...

@@ -10,15 +10,17 @@ A step decides this for each sequence. Only positions count, so no tensor is div
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
 
 from patches.attention.decode.sums.rings import Turning
 from patches.attention.decode.tables import Table, bias_by_distance, moves, rotations, shared_rotation
+from patches.attention.layer import Layer
 from patches.attention.positions import SegmentPositions
-from patches.encoding.recipe import Band, PositionMap
+from patches.encoding.masks import LayerMask
+from patches.encoding.recipe import Band, PositionMap, ResolvedRecipe
 
 FEW = 512
 """Copying so many keys takes no longer than another call of the kernel and a merge."""
@@ -137,6 +139,15 @@ def reading_of(segment: SegmentPositions, turns_once: bool = False) -> Reading:
     if len(parts) == 1 and parts[0].columns == slice(0, segment.length):
         parts = [parts[0]._replace(columns=EVERY)]
     return Reading(parts, *segment.temperature, resolved.interleaved, resolved.offset)
+
+
+@lru_cache(4096)
+def shared_reading(
+    resolved: ResolvedRecipe, mask: LayerMask, position: int, length: int, num_sinks: int, dtype: torch.dtype
+) -> Reading:
+    """The reading of a query at ``position`` whose keys turn once. Every sequence of the encoding comes there."""
+    queries, cpu = range(position, position + 1), torch.device("cpu")
+    return reading_of(SegmentPositions(resolved, Layer(1.0, mask), queries, length, num_sinks, dtype, cpu), True)
 
 
 def _shared_map(segment: SegmentPositions, reached: list[tuple[Band, slice]]) -> PositionMap:

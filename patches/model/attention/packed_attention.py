@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from patches.attention.decode.plan import STEPS, Decoding, Plan
-from patches.attention.decode.reading import ORDINARY, Reading, reading_of
+from patches.attention.decode.reading import ORDINARY, Reading, reading_of, shared_reading
 from patches.attention.decode.shared import NONE, Course, shared_calls, turns_once
 from patches.attention.decode.single_query import read
 from patches.attention.decode.sums.rings import Rings
@@ -206,11 +206,15 @@ class PackedAttention:
                 if causal:
                     readings.append([ORDINARY] * causal[0])
                     continue
-            num_sinks, own = num_sinks_of(recipe, layer, length, segment.q_stop) or 0, list[Reading]()
-            for step in range(steps if has_rings else 1):
-                query = range(segment.q_start + step, segment.q_stop + step)
-                positions = SegmentPositions(recipe, layer, query, length + step, num_sinks, dtype, device)
-                reading = reading_of(positions, has_rings)
+            num_sinks = num_sinks_of(recipe, layer, length, segment.q_stop) or 0
+            if not has_rings:
+                query = range(segment.q_start, segment.q_stop)
+                readings.append([reading_of(SegmentPositions(recipe, layer, query, length, num_sinks, dtype, device))])
+                continue
+            own: list[Reading] = []
+            for step in range(steps):
+                place = segment.q_start + step, length + step
+                reading = shared_reading(recipe, layer.mask, *place, num_sinks, dtype)
                 if own and not reading.follows(own[-1], length + step):
                     break
                 own.append(reading)
