@@ -6,7 +6,7 @@ would take as long.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -98,19 +98,6 @@ class Kept(NamedTuple):
         return np.stack([self.ring.places(new) for new in self.new])
 
 
-def kept_of(members: Iterable[Member]) -> tuple[list[Kept], list[Kept]]:
-    """The keys that members have in each of their rings, after their step and after those ahead."""
-    now, ahead = list[Kept](), list[Kept]()
-    for member in members:
-        for number, ring in member.rings.items():
-            once = [reading.parts[number].once for reading in (member.reading, *member.ahead)]
-            positions = [turning.positions for turning in once if turning is not None]
-            now.append(_kept(member, number, positions[:1], [ring.written(positions[0])]))
-            if len(positions) > 1:
-                ahead.append(_kept(member, number, positions[1:], [each[-1:] for each in positions[1:]]))
-    return now, ahead
-
-
 def _kept(member: Member, number: int, positions: list[range], new: list[range]) -> Kept:
     """Of the ring of a part, whose ``new`` keys of a step are as many as of another.
 
@@ -126,14 +113,24 @@ def _kept(member: Member, number: int, positions: list[range], new: list[range])
     return Kept(member.rings[number], positions, new, places[own], (cos.numpy()[own], sin.numpy()[own]))
 
 
-def changes_of(
-    members: Sequence[Member],
-    kept: tuple[Sequence[Kept], Sequence[Kept]],
-    sequences: int,
-    heads: int,
-    cached: Sequence[int],
-) -> tuple[Changes | None, Changes | None]:
-    """The changes of the members' step, and of those ahead, in which rings get the keys that they have ``kept``.
+@dataclass
+class Stretch:
+    """Steps from ``first`` on with as many new keys each: their ``changes``, and the keys that rings have ``kept``."""
+
+    first: int
+    changes: Changes | None
+    kept: list[Kept]
+
+    def begin(self, step: int) -> None:
+        """Have the changes of a ``step``. All layers will end it."""
+        for each in self.kept:
+            each.ring.add(each.positions[step - self.first])
+        if self.changes is not None:
+            self.changes.begin(step - self.first)
+
+
+def stretches_of(members: Sequence[Member], sequences: int, heads: int, cached: Sequence[int]) -> list[Stretch]:
+    """The members' step and those ahead. Only in the first step, a ring may get several keys.
 
     The cache has the shape ``cached``: key heads, places and head_dim.
     """
@@ -141,9 +138,24 @@ def changes_of(
     is_everyone = numbers == list(range(sequences)) and max(turns) == 1
     rows = np.repeat(np.array(numbers)[:, None] * heads + np.arange(heads), np.repeat(turns, heads))
     queries = None if is_everyone else torch.from_numpy(rows)
-    now, ahead = [[member.reading] for member in members], [member.ahead for member in members]
-    first = _changes(now, kept[0], queries, heads, cached)
-    return first, _changes(ahead, kept[1], queries, heads, cached) if ahead[0] else None
+    every = [[member.reading, *member.ahead] for member in members]
+    rings = [
+        (member, number, ring, [turning.positions for each in own if (turning := each.parts[number].once) is not None])
+        for member, own in zip(members, every, strict=True)
+        for number, ring in member.rings.items()
+    ]
+    steps, is_alike = len(every[0]), all(len(ring.written(positions[0])) == 1 for _, _, ring, positions in rings)
+    stretches = []
+    for start, stop in [(0, steps)] if is_alike or steps == 1 else [(0, 1), (1, steps)]:
+        kept = []
+        for member, number, ring, positions in rings:
+            new = [each[-1:] for each in positions[start:stop]]
+            kept.append(
+                _kept(member, number, positions[start:stop], [ring.written(positions[0])] if stop == 1 else new)
+            )
+        changes = _changes([own[start:stop] for own in every], kept, queries, heads, cached)
+        stretches.append(Stretch(start, changes, kept))
+    return stretches
 
 
 def _changes(

@@ -17,7 +17,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from patches.attention.decode.sums.changes import Changes, Kept, changes_of, kept_of
+from patches.attention.decode.sums.changes import Changes, Stretch, stretches_of
 from patches.attention.decode.sums.columns import Keys, Member, TurnedKeys, columns_of, edges, with_turned
 from patches.attention.decode.sums.entries import Biases
 from patches.encoding.rotary import turn_into
@@ -41,8 +41,8 @@ class RaggedBatch:
     views of the entries, and ``bags`` [members x heads] begin there. Entries of ``turned`` keys have their values at
     other ``values`` [n] than ``columns``.
 
-    It serves so many ``steps`` of the same sequences. Each has its ``biases`` of the entries; None without any. The
-    first one and those behind it have ``changes`` of queries, and ``kept`` keys that are in rings after them.
+    It serves so many ``steps`` of the same sequences, in ``stretches``. A step has its ``biases`` of the entries, and
+    its ``changes`` of queries; None without any.
     """
 
     members: list[int]
@@ -53,13 +53,13 @@ class RaggedBatch:
     turned: list[TurnedKeys]
     distributions: list[torch.Tensor]
     bags: torch.Tensor
-    changes: tuple[Changes | None, Changes | None]
+    stretches: list[Stretch]
     biases: Biases | None
-    kept: tuple[list[Kept], list[Kept]]
     steps: int
     interleaved: bool
     offset: int
     step: int = 0
+    changes: Changes | None = None
 
     @property
     def ahead(self) -> int:
@@ -70,12 +70,9 @@ class RaggedBatch:
         """Have a ``step``, the one behind that before. All layers will end it."""
         if step and self.biases is not None:
             self.biases.move(step)
-        number = max(step - 1, 0)
-        for each in self.kept[step > 0]:
-            each.ring.add(each.positions[number])
-        self.step, changes = step, self.changes[step > 0]
-        if changes is not None:
-            changes.begin(number)
+        stretch = next(each for each in reversed(self.stretches) if each.first <= step)
+        stretch.begin(step)
+        self.step, self.changes = step, stretch.changes
 
 
 def has_sums(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
@@ -118,7 +115,6 @@ def ragged_batch(
     sizes = [size for each in own for size in each.sizes * heads]
     scores = _sparse(torch.from_numpy(edges(sizes).astype(integer)), columns, entries, places * kv_heads)
     bags = torch.from_numpy(edges(np.repeat(counts, heads))[:-1].astype(integer))
-    kept = kept_of(members)
     readings = [member.reading for member in members]
     is_biased = any(part.bias is not None for reading in readings for part in reading.parts)
     batch = RaggedBatch(
@@ -130,9 +126,8 @@ def ragged_batch(
         turned,
         _distributions(entries, counts, heads),
         bags,
-        changes_of(members, kept, sequences, heads, shape),
+        stretches_of(members, sequences, heads, shape),
         Biases(members, own, heads) if room or is_biased else None,
-        kept,
         1 + room,
         *next(((each.interleaved, each.offset) for each in readings if each.turns_states), (False, 0)),
     )
@@ -144,7 +139,7 @@ def ragged_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float, batch: RaggedBatch
 ) -> torch.Tensor:
     """Output [1, members, heads, value dim] of the members' queries in ``query``. Tensors are as in ``has_sums``."""
-    heads, entries, changes = query.shape[1], batch.entries, batch.changes[batch.step > 0]
+    heads, entries, changes = query.shape[1], batch.entries, batch.changes
     states = query[0].transpose(0, 1).reshape(-1, query.shape[-1])
     rows = keys.view(-1, keys.shape[-1])
     if changes is not None:
