@@ -63,6 +63,7 @@ PAGED_ATTENTION = "tests/service/engine/test_paged_attention.py"
 FUSED = "tests/patches/attention/test_fused.py"
 IN_PLACE = "tests/service/engine/test_in_place.py"
 PLAN, RINGS = "tests/patches/attention/decode/test_plan.py", "tests/patches/attention/decode/sums/test_rings.py"
+STEPS = "tests/patches/model/test_steps_ahead.py"
 PLANS = "tests/service/engine/test_decoding_plans.py"
 STRIDED = "tests/patches/attention/decode/test_strided.py"
 RAGGED = "tests/patches/attention/decode/sums/test_ragged.py"
@@ -163,8 +164,8 @@ ATTENTION = [
              "values, batch.columns, batch.bags", (RAGGED,)),
     Mutation("more keys turn than there is room", "patches", "if member.turned_keys <= room", "if room >= 0",
              (RAGGED,)),
-    Mutation("sums under one turn of the query", "patches", "next(numbers) if one else 0", "0",
-             (RAGGED,)),
+    Mutation("sums under one turn of the query", "patches", "len(cosines) + 1 if tables else 0",
+             "0", (RAGGED,)),
     Mutation("moves of the block before", "patches", "whole[positions.start - first * BLOCK :",
              "whole[positions.start % 7 :", (TABLES,)),
     Mutation("small pieces turn in places of others", "patches", "spare, together = spare + _keys(together), []",
@@ -179,8 +180,13 @@ ATTENTION = [
              "self.places is None", (PLAN,)),
     Mutation("new keys do not count", "patches", "self._memory[self._added[step - 1]] = 0.0", "pass", (PLAN,)),
     Mutation("keys count out of reach", "patches", "self._memory[self._removed[step - 1]] = EXCLUDED", "pass", (PLAN,)),
-    Mutation("queries turn as in the step before", "patches", "(rotations[0][step], rotations[1][step])",
-             "(rotations[0][0], rotations[1][0])", (PLAN,)),
+    Mutation("queries turn as in the step before", "patches", "torch.index_select(each[step], 0",
+             "torch.index_select(each[0], 0", (PLAN,)),
+    Mutation("new keys of a ring are taken for one", "patches", "if is_alike or steps == 1 else", "if True else",
+             (PLAN,)),
+    Mutation("a slot keeps the tables of its last encoding", "patches", "self.uploads += 1", "pass", (STEPS,)),
+    Mutation("tables of several steps are those of the first", "patches", "(steps[-1] + 1).numpy()",
+             "(steps[0] + 1).numpy()", (STEPS,)),
     Mutation("a repeated step has turned its key", "patches", "min(self.known.stop, positions.stop - 1)",
              "self.known.stop", (RINGS,)),
     Mutation("rings stay after a step without memory", "service", "self.cache.decoding.clear()", "pass", (PLANS,)),

@@ -41,7 +41,7 @@ class StepsAhead(threading.local):
     def _make(
         self, encoded: torch.Tensor, kind: Hashable, make: Callable[[torch.Tensor], Table], *, goes_on: bool
     ) -> None:
-        """Tables of several steps, or of one that does not go on: a prompt has no step behind it that is alike."""
+        """Tables of several steps, or of one that does not go on. Behind a prompt's, no step is alike."""
         steps = encoded + torch.arange(STEPS if goes_on else 1, dtype=encoded.dtype)[:, None]
         keys = [(kind, step.tobytes()) for step in steps.numpy()]
         self._tables = dict(zip(keys, _by_step(make(steps)), strict=True))
