@@ -182,6 +182,8 @@ ATTENTION = [
     Mutation("keys count out of reach", "patches", "self._memory[self._removed[step - 1]] = EXCLUDED", "pass", (PLAN,)),
     Mutation("queries turn as in the step before", "patches", "torch.index_select(each[step], 0",
              "torch.index_select(each[0], 0", (PLAN,)),
+    Mutation("an ordinary plan goes on behind a chunk", "patches", "[ORDINARY] * causal[0]", "[ORDINARY] * steps",
+             (PLANS,)),
     Mutation("new keys of a ring are taken for one", "patches", "if is_alike or steps == 1 else", "if True else",
              (PLAN,)),
     Mutation("a slot keeps the tables of its last encoding", "patches", "self.uploads += 1", "pass", (STEPS,)),
