@@ -68,29 +68,28 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         _set_threads(settings)
         policies = read_policies(settings.policy)
-        url = checked(settings.database_url or default_url())  # before models load for minutes
-        models = app.state.models = await _loaded(settings, app.state.metrics)
-        app.state.metrics.watch(lambda: {served.name: served.engine.load() for served in models})
-        try:
+        url = checked(settings.database_url or default_url())
+        async with AsyncExitStack() as stack:
+            # Before models load for minutes, all that they do not need is reached.
+            await stack.enter_async_context(opened(shared))
+            calls = app.state.store_calls = StoreCalls(settings.database_pool_size)
+            stack.callback(calls.close)
+            store = app.state.jobs = await run_in_threadpool(JobStore, url, settings.database_pool_size)
+            stack.push_async_callback(_closed, calls, store)
+            models = app.state.models = await _loaded(settings, app.state.metrics)
+            stack.push_async_callback(asyncio.to_thread, models.close)
+            stack.callback(app.state.traffic.drained.set)
+            app.state.metrics.watch(lambda: {served.name: served.engine.load() for served in models})
             assign_policies(policies, models)
-            async with AsyncExitStack() as stack:
-                await stack.enter_async_context(opened(shared))
-                workers = app.state.workers = Workers(shared=settings.has_keys, busy=models.are_generating)
-                stack.callback(workers.close)
-                calls = app.state.store_calls = StoreCalls(settings.database_pool_size)
-                stack.callback(calls.close)
-                store = app.state.jobs = await run_in_threadpool(JobStore, url, settings.database_pool_size)
-                stack.push_async_callback(_closed, calls, store)
-                runner = app.state.job_runner = JobRunner(store, models, settings, workers, calls, errors.as_api_error)
-                app.state.metrics.jobs_out_of_reach.set_function(runner.out_of_reach)
-                runner.start()
-                stack.push_async_callback(runner.close)
-                stack.enter_context(metrics.own_port(settings, app.state.metrics))
-                stack.enter_context(tracing.exporting(app))
-                yield
-        finally:
-            app.state.traffic.drained.set()
-            await asyncio.to_thread(models.close)
+            workers = app.state.workers = Workers(shared=settings.has_keys, busy=models.are_generating)
+            stack.callback(workers.close)
+            runner = app.state.job_runner = JobRunner(store, models, settings, workers, calls, errors.as_api_error)
+            app.state.metrics.jobs_out_of_reach.set_function(runner.out_of_reach)
+            runner.start()
+            stack.push_async_callback(runner.close)
+            stack.enter_context(metrics.own_port(settings, app.state.metrics))
+            stack.enter_context(tracing.exporting(app))
+            yield
 
     app = FastAPI(
         title="Ropeway",

@@ -66,6 +66,24 @@ def test_models_are_loaded_on_a_thread_that_ends(checkpoints: Path, monkeypatch:
         assert [thread.is_alive() for thread in threads] == [False]
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "package", "told"),
+    [
+        ("database_url", "postgresql://127.0.0.1:9/jobs", "psycopg", "refused"),
+        ("shared_url", "redis://127.0.0.1:9", "redis", "does not answer"),
+    ],
+)
+async def test_a_store_out_of_reach_is_found_before_models_load(
+    setting: str, value: str, package: str, told: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    monkeypatch.setattr(service.app, "ModelRegistry", lambda *_: pytest.fail("models load"))
+    app = service.app.create_app(Settings(_env_file=None, model=str(checkpoints / "tiny"), **{setting: value}))
+    with pytest.raises(service.app.REFUSALS, match=told):
+        async with app.router.lifespan_context(app):
+            pass
+
+
 def test_one_method_in_full(client: httpx.Client) -> None:
     listed = client.get("/methods", params={"full": True}).json()["methods"]
     assert [client.get(f"/methods/{info['method']}").json() for info in listed] == listed
