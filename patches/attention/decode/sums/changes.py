@@ -140,8 +140,8 @@ def stretches_of(members: Sequence[Member], sequences: int, heads: int, cached: 
     queries = None if is_everyone else torch.from_numpy(rows)
     every = [[member.reading, *member.ahead] for member in members]
     rings = [
-        (member, number, ring, [turning.positions for each in own if (turning := each.parts[number].once) is not None])
-        for member, own in zip(members, every, strict=True)
+        (member, number, ring, [turning.positions for each in readings if (turning := each.parts[number].once)])
+        for member, readings in zip(members, every, strict=True)
         for number, ring in member.rings.items()
     ]
     steps, is_alike = len(every[0]), all(len(ring.written(positions[0])) == 1 for _, _, ring, positions in rings)
@@ -149,11 +149,10 @@ def stretches_of(members: Sequence[Member], sequences: int, heads: int, cached: 
     for start, stop in [(0, steps)] if is_alike or steps == 1 else [(0, 1), (1, steps)]:
         kept = []
         for member, number, ring, positions in rings:
-            new = [each[-1:] for each in positions[start:stop]]
-            kept.append(
-                _kept(member, number, positions[start:stop], [ring.written(positions[0])] if stop == 1 else new)
-            )
-        changes = _changes([own[start:stop] for own in every], kept, queries, heads, cached)
+            own = positions[start:stop]
+            new = [ring.written(own[0])] if stop == 1 else [each[-1:] for each in own]
+            kept.append(_kept(member, number, own, new))
+        changes = _changes([readings[start:stop] for readings in every], kept, queries, heads, cached)
         stretches.append(Stretch(start, changes, kept))
     return stretches
 
