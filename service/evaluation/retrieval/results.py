@@ -105,6 +105,7 @@ class DepthResult(EvaluationResult):
             "length": cell.length,
             "depth": cell.depth,
             **cell.row(),
+            "seed": self.seed,
             "trained_length": self.trained_length,
         }
 

@@ -83,6 +83,7 @@ class RulerResult(EvaluationResult):
             "length": at.length,
             "task": at.task,
             **at.row(),
+            "seed": self.seed,
             "effective_length": method.effective_length,
             "trained_length": self.trained_length,
         }

@@ -267,7 +267,7 @@ def small(models: ModelRegistry, **fields: Any) -> DepthPlan:
 
 
 def test_handmade_outcomes(models: ModelRegistry) -> None:
-    plan = small(models, methods=[{"method": "default"}, {"method": "linear", "factor": 2}])
+    plan = small(models, methods=[{"method": "default"}, {"method": "linear", "factor": 2}], seed=7)
     assert len(plan.units) == 2 * 2 * 2 * 2
     for outcomes, score, nll in ((perfect(plan), 1.0, 0.0), (hopeless(plan), 0.0, 2.5)):
         result = plan.result(outcomes)
@@ -282,7 +282,7 @@ def test_handmade_outcomes(models: ModelRegistry) -> None:
             assert [at.samples for at in method.lengths] == [4, 4]
             for average in (*method.cells, *method.lengths):
                 assert (average.score, average.answer_nll, average.answer_accuracy) == (score, nll, score)
-        assert len(result.rows()) == 8
+        assert [row["seed"] for row in result.rows()] == [7] * 8
         assert all(set(row) == set(result.rows()[0]) for row in result.rows())
         assert PasskeyResult.model_validate(result.numbers()) == result
 
