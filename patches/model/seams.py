@@ -225,7 +225,7 @@ class Patched(Encodings):
         elsewhere = position_ids is not None and (
             module in self._elsewhere or position_ids.shape[-1] != encoded.shape[-1]
         )
-        if forward.recordings is not None and not elsewhere:
+        if forward.recordings is not None and encoded.device.type == "cpu" and not elsewhere:
             kind = self.slots.uploads, x.dtype, planes
             return self._steps_ahead.table(encoded, kind, lambda steps: self._table(*decode(steps), x.dtype, planes))
         position, slot = decode(encoded)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-STEPS = 8
-"""Steps whose tables are made at once."""
+from patches.attention.decode.plan import STEPS
 
 Table = tuple[torch.Tensor, ...] | torch.Tensor
 
@@ -31,8 +30,10 @@ class StepsAhead(threading.local):
     def table(self, encoded: torch.Tensor, kind: Hashable, make: Callable[[torch.Tensor], Table]) -> Table:
         """``make(encoded)`` of encoded positions [1, tokens].
 
-        For more rows, it has a table [..., rows, tokens, dim]. Tables of one ``kind`` depend on positions alone.
+        ``make`` gives a table [..., rows, tokens, dim] of positions [rows, tokens]. Those of one ``kind`` depend on
+        positions alone.
         """
+        kind = kind, encoded.dtype
         key = kind, encoded.numpy().tobytes()
         if key not in self._tables:
             self._make(encoded, kind, make, goes_on=key == self._next)

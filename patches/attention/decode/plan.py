@@ -51,12 +51,9 @@ class Decoding:
         if plan is None or before is None or not self.left or room < self.left - 1 or not batch.follows(before):
             return None
         plan.shared.begin_next()
-        self._keep(plan, batch, self.left - 1)
+        self.plan, self.batch, self.left = plan, batch, self.left - 1
         return plan
 
     def keep(self, plan: Plan, batch: Batch) -> None:
         """Have a new ``plan``, made for ``batch``."""
-        self._keep(plan, batch, plan.ahead)
-
-    def _keep(self, plan: Plan, batch: Batch, left: int) -> None:
-        self.plan, self.batch, self.left = plan, batch, left
+        self.plan, self.batch, self.left = plan, batch, plan.ahead

@@ -141,13 +141,26 @@ def reading_of(segment: SegmentPositions, turns_once: bool = False) -> Reading:
     return Reading(parts, *segment.temperature, resolved.interleaved, resolved.offset)
 
 
-@lru_cache(4096)
-def shared_reading(
+def reading_at(
     resolved: ResolvedRecipe, mask: LayerMask, position: int, length: int, num_sinks: int, dtype: torch.dtype
 ) -> Reading:
-    """The reading of a query at ``position`` whose keys turn once. Every sequence of the encoding comes there."""
+    """The reading of a query at ``position`` whose keys turn once.
+
+    Every sequence of the encoding comes there, so readings are kept. Those with a bias have one number for each key,
+    and are made anew.
+    """
+    make = _kept_reading if resolved.recipe.score_bias is None else _reading_at
+    return make(resolved, mask, position, length, num_sinks, dtype)
+
+
+def _reading_at(
+    resolved: ResolvedRecipe, mask: LayerMask, position: int, length: int, num_sinks: int, dtype: torch.dtype
+) -> Reading:
     queries, cpu = range(position, position + 1), torch.device("cpu")
     return reading_of(SegmentPositions(resolved, Layer(1.0, mask), queries, length, num_sinks, dtype, cpu), True)
+
+
+_kept_reading = lru_cache(4096)(_reading_at)
 
 
 def _shared_map(segment: SegmentPositions, reached: list[tuple[Band, slice]]) -> PositionMap:

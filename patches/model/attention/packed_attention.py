@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from patches.attention.decode.plan import STEPS, Decoding, Plan
-from patches.attention.decode.reading import ORDINARY, Reading, reading_of, shared_reading
+from patches.attention.decode.reading import ORDINARY, Reading, reading_at, reading_of
 from patches.attention.decode.shared import NONE, Course, shared_calls, turns_once
 from patches.attention.decode.single_query import read
 from patches.attention.decode.sums.rings import Rings
@@ -183,8 +183,10 @@ class PackedAttention:
         order = [*shared.members, *rest]
         is_in_order = order == list(range(len(order)))
         alone = [(number, readings[number]) for number in rest]
-        is_ordinary = not shared.members and all(reading is ORDINARY for reading in readings)
-        ahead = steps - 1 if is_ordinary else shared.ahead
+        ahead = shared.ahead
+        if steps > 1 and not shared.members and all(reading is ORDINARY for reading in readings):
+            last = turns_once(row.query, row.cached, [length + steps - 1 for length in row.num_kv])
+            ahead = steps - 1 if last == (rings is not None) else 0
         return Plan(shared, alone, None if is_in_order else torch.tensor(order).argsort(), ahead)
 
     def _readings(self, row: Row, layer: Layer, role: Role, has_rings: bool) -> list[list[Reading] | None]:
@@ -202,9 +204,10 @@ class PackedAttention:
                 readings.append(None)
                 continue
             if recipe.is_plain and not recipe.recipe.attention_temperature:
-                causal = [n for n in (steps, 1) if layer.mask.is_causal_below(segment.q_start + n)]
-                if causal:
-                    readings.append([ORDINARY] * causal[0])
+                ends = range(segment.q_start + steps, segment.q_start, -1)
+                stop = next(filter(layer.mask.is_causal_below, ends), segment.q_start)
+                if stop > segment.q_start:
+                    readings.append([ORDINARY] * (stop - segment.q_start))
                     continue
             num_sinks = num_sinks_of(recipe, layer, length, segment.q_stop) or 0
             if not has_rings:
@@ -214,7 +217,7 @@ class PackedAttention:
             own: list[Reading] = []
             for step in range(steps):
                 place = segment.q_start + step, length + step
-                reading = shared_reading(recipe, layer.mask, *place, num_sinks, dtype)
+                reading = reading_at(recipe, layer.mask, *place, num_sinks, dtype)
                 if own and not reading.follows(own[-1], length + step):
                     break
                 own.append(reading)

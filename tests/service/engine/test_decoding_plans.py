@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from patches import Method, Patched, parse, patched
-from patches.attention.decode import shared
+from patches.attention.decode import reading, shared
 from patches.attention.decode.plan import STEPS, Decoding
 from patches.attention.decode.shared import turns_once
 from patches.attention.decode.sums import ragged
@@ -137,8 +137,27 @@ def test_the_plan_of_one_text_ends_at_the_edge_of_a_chunk(monkeypatch: pytest.Mo
         monkeypatch.setattr(Decoding, "goes_on", lambda *_: None)
         served = [length for length in made if length > LENGTHS[0]]
         expected = generated(patch, [parse("default")], [60])
-    assert {b - a for a, b in pairwise(served)} == {1, STEPS}
+    assert served[:4] == [41, 49, 57, 61], "no longer than the chunk"
+    assert {b - a for a, b in pairwise(served[3:])} == {1}
     assert_alike(found, expected)
+
+
+def test_sums_begin_at_their_least_number_of_scores(monkeypatch: pytest.MonkeyPatch, sums: list[RaggedBatch]) -> None:
+    """An ordinary plan before them does not go on behind it."""
+    with patched(tiny_model("llama")[1]) as patch:
+        least = 54 * patch.geometry.num_attention_heads
+        monkeypatch.setattr(shared, "LEAST_ALONE", least)
+        generated(patch, [parse("default")], [NEW])
+    assert len(sums[0].entries) == least + (STEPS - 1) * patch.geometry.num_attention_heads
+
+
+def test_readings_with_biases_are_not_kept() -> None:
+    """Each would keep a number for each key of a text."""
+    with patched(tiny_model("llama")[1]) as patch:
+        for methods, are_kept in ((METHODS[6:8], False), (NEARBY, True)):
+            reading._kept_reading.cache_clear()
+            generated(patch, [parse(fields) for fields in methods], [NEW] * len(methods))
+            assert (reading._kept_reading.cache_info().currsize > 0) == are_kept
 
 
 def test_each_band_turns_a_key_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ class Changes:
     step: int = 0
 
     def begin(self, step: int) -> None:
-        """Have the changes of a ``step``. All layers will end it."""
+        """Have the changes of a ``step``, counted from the first one of these."""
         self.step = step
         if self.rotations is not None:
             self.rotations.begin(step)
@@ -122,7 +122,7 @@ class Stretch:
     kept: list[Kept]
 
     def begin(self, step: int) -> None:
-        """Have the changes of a ``step``. All layers will end it."""
+        """Have the changes of a ``step``, and the keys that rings have after it. All layers will end it."""
         for each in self.kept:
             each.ring.add(each.positions[step - self.first])
         if self.changes is not None:
@@ -150,7 +150,8 @@ def stretches_of(members: Sequence[Member], sequences: int, heads: int, cached: 
         kept = []
         for member, number, ring, positions in rings:
             own = positions[start:stop]
-            new = [ring.written(own[0])] if stop == 1 else [each[-1:] for each in own]
+            is_first_alone = stop == 1
+            new = [ring.written(own[0])] if is_first_alone else [each[-1:] for each in own]
             kept.append(_kept(member, number, own, new))
         changes = _changes([readings[start:stop] for readings in every], kept, queries, heads, cached)
         stretches.append(Stretch(start, changes, kept))
@@ -178,7 +179,7 @@ def _changes(
 
 def _factors(readings: Sequence[Sequence[Reading]], heads: int) -> torch.Tensor | None:
     """[steps, rows, 1]."""
-    if all(each.factor is None and each.multiplier == 1.0 for own in readings for each in own[:1]):
+    if all(own[0].factor is None and own[0].multiplier == 1.0 for own in readings):
         return None
     factors = [
         [each.multiplier * (1.0 if each.factor is None else float(each.factor)) for each in own] for own in readings
