@@ -31,7 +31,7 @@ from service.api.quotas import TokenRate
 from service.api.responses import failures
 from service.jobs.runner import CLOSE_S, JobRunner
 from service.jobs.storage.calls import StoreCalls
-from service.jobs.storage.database import StoreOutOfReach, StoreUnusable, checked, default_url
+from service.jobs.storage.database import StoreOutOfReach, StoreUnusable, default_url
 from service.jobs.storage.store import JobStore
 from service.metrics import Metrics
 from service.models.checkpoint.loading import ModelLoadError
@@ -68,7 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         _set_threads(settings)
         policies = read_policies(settings.policy)
-        url = checked(settings.database_url or default_url())
+        url = settings.database_url or default_url()
         async with AsyncExitStack() as stack:
             # Before models load for minutes, all that they do not need is reached.
             await stack.enter_async_context(opened(shared))

@@ -153,16 +153,6 @@ def default_url() -> str:
     return URL.create("sqlite", database=str(folder / "ropeway.db")).render_as_string()
 
 
-def checked(url: str) -> str:
-    """``url``, if it can be that of a database of jobs, which is not opened.
-
-    Raises:
-        StoreUnusable: when it cannot.
-    """
-    _parsed(url)
-    return url
-
-
 def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
