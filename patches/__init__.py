@@ -43,7 +43,6 @@ from patches.rule import ranges_by_rule
 from patches.shorthand import field_value, from_shorthand, from_text, label_of, to_shorthand, unknown_method
 
 if TYPE_CHECKING:
-    from patches.attention.decode.plan import Decoding
     from patches.attention.decode.strided import ALIKE
     from patches.attention.fused import LONG_CONTEXT
     from patches.attention.mass import AttentionMass
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from patches.batch.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
     from patches.batch.upload import uploaded
     from patches.encoding.distances import effective_distance
+    from patches.model.attention.in_place import Kept
     from patches.model.hf import patched
     from patches.model.measuring.geometry import UnsupportedModel, geometry_of, ignored_entries
     from patches.model.measuring.rounding import allowed_rounding
@@ -72,9 +72,9 @@ __all__ = [
     "Batch",
     "DecodeStep",
     "DecodeSteps",
-    "Decoding",
     "EchoMismatch",
     "InvalidEncoding",
+    "Kept",
     "KnownFields",
     "Method",
     "NoRopeParameters",
@@ -138,7 +138,7 @@ __all__ = [
 
 _NEEDS_TORCH = {
     "patches.attention.fused": {"LONG_CONTEXT"},
-    "patches.attention.decode.plan": {"Decoding"},
+    "patches.model.attention.in_place": {"Kept"},
     "patches.attention.decode.strided": {"ALIKE"},
     "patches.attention.mass": {"AttentionMass"},
     "patches.attention.paged.batch": {"PagedBackend", "PagedBatch", "decode_batch", "paged_batch", "runs_triton"},

@@ -1,19 +1,67 @@
-"""The calls of a decoding step, and those that layers keep for the steps behind it."""
+"""The calls of a step, and those that layers keep for the steps behind it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 
 from patches.attention.decode.reading import Reading
-from patches.attention.decode.shared import SharedCalls
+from patches.attention.decode.shared import Cached, SharedCalls
+from patches.attention.decode.single_query import read
 from patches.attention.decode.sums.rings import Rings
-from patches.batch.segments import Batch
+from patches.batch.segments import Batch, part_of
 
 STEPS = 8
 """Steps that a plan serves. With more, each reads more keys in vain."""
+
+States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Query, keys and values of one sequence, each [1, heads, tokens, dim]."""
+
+
+@dataclass
+class Row:
+    """The sequences of a packed row, with so many ``new`` tokens and ``num_kv`` keys each.
+
+    By kind of layer, ``decoding`` has their calls. If the ``batch`` has places, layers read keys there, and new ones
+    are at the places ``written`` int64 [sequences]. No sequence has the places in ``spare``.
+    """
+
+    batch: Batch
+    new: Sequence[int]
+    num_kv: Sequence[int]
+    decoding: dict[Hashable, Decoding] = field(default_factory=dict)
+    written: torch.Tensor | None = None
+    spare: range = range(0)
+
+    @cached_property
+    def runs(self) -> list[list[range]]:
+        """Each sequence's keys in what layers have cached. In the whole cache, the last run has those behind too."""
+        if self.batch.places is not None:
+            return self.batch.places
+        return [[range(*edges)] for edges in pairwise(accumulate(self.num_kv, initial=0))]
+
+    @property
+    def room(self) -> int:
+        """Keys that each sequence may get in place."""
+        return min(sum(map(len, runs)) - length for runs, length in zip(self.runs, self.num_kv, strict=True))
+
+    def sequence(self, query: torch.Tensor, cached: Cached, number: int) -> States:
+        """The states of one sequence, of the ``query`` [1, heads, tokens, dim] of all and what layers have ``cached``
+        [kv_heads, keys, dim]."""
+        if len(self.new) > 1:
+            query = query[:, :, self.batch.segments[number].query]
+        (keys, values), runs, length = cached, self.runs[number], self.num_kv[number]
+        if len(runs) == 1:
+            first = runs[0].start
+            return query, keys[None].narrow(2, first, length), values[None].narrow(2, first, length)
+        parts = [slice(run.start, run.stop) for run in part_of(runs, range(length))]
+        keys, values = (torch.cat([states[None, :, part] for part in parts], 2) for states in cached)
+        return query, keys, values
 
 
 class Plan(NamedTuple):
@@ -28,32 +76,51 @@ class Plan(NamedTuple):
     order: torch.Tensor | None
     ahead: int = 0
 
+    def attend(
+        self,
+        row: Row,
+        query: torch.Tensor,
+        cached: Cached,
+        scaling: float,
+        decided: Callable[[Row, int, States], torch.Tensor],
+    ) -> torch.Tensor:
+        """Output [1, tokens, heads, value dim] of the sequences of ``row``. Tensors are as in ``Row.sequence``.
+
+        Without a reading, that of a sequence is ``decided`` [1, heads, tokens, value dim].
+        """
+        attended = self.shared.attend(query, cached, scaling)
+        for number, reading in self.alone:
+            states = row.sequence(query, cached, number)
+            own = decided(row, number, states) if reading is None else read(*states, scaling, reading)
+            attended.append(own.transpose(1, 2))
+        joined = attended[0] if len(attended) == 1 else torch.cat(attended, 1)
+        return (joined if self.order is None else joined.index_select(1, self.order)).contiguous()
+
 
 @dataclass
 class Decoding:
-    """The ``rings`` and the ``plan`` that layers of one kind keep from step to step.
+    """The ``plan`` of layers of one kind for ``row``. It serves the ``left`` steps behind that too.
 
-    The plan serves ``batch``, and ``left`` steps behind it. Only sums have rings.
+    Sums have ``rings``, which layers keep from plan to plan.
     """
 
-    rings: Rings | None
+    rings: Rings | None = None
     plan: Plan | None = None
-    batch: Batch | None = None
+    row: Row | None = None
     left: int = 0
 
-    def goes_on(self, batch: Batch, room: int) -> Plan | None:
-        """The plan, if ``batch`` is the next step of the same sequences and the plan serves it.
-
-        Each sequence has ``room`` for so many more keys in place.
-        """
-        plan, before = self.plan, self.batch
-        self.plan, self.batch = None, None
-        if plan is None or before is None or not self.left or room < self.left - 1 or not batch.follows(before):
-            return None
+    def goes_on(self, row: Row) -> bool:
+        """True if ``row`` is the next step of the same sequences and has the plan now, which serves it."""
+        plan, before = self.plan, self.row
+        self.plan, self.row = None, None
+        if plan is None or before is None or not self.left or row.room < self.left - 1:
+            return False
+        if not row.batch.follows(before.batch):
+            return False
         plan.shared.begin_next()
-        self.plan, self.batch, self.left = plan, batch, self.left - 1
-        return plan
+        self.plan, self.row, self.left = plan, row, self.left - 1
+        return True
 
-    def keep(self, plan: Plan, batch: Batch) -> None:
-        """Have a new ``plan``, made for ``batch``."""
-        self.plan, self.batch, self.left = plan, batch, plan.ahead
+    def keep(self, plan: Plan, row: Row) -> None:
+        """Have a new ``plan``, made for ``row``."""
+        self.plan, self.row, self.left = plan, row, plan.ahead

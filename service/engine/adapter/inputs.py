@@ -145,7 +145,7 @@ class SlottedInputs(ContinuousBatchingIOs):
         Returns the one to blame: that with the most new tokens, then the longest.
         """
         self._rewind()
-        self.cache.decoding.clear()  # only some layers have turned the keys of the step
+        self.cache.kept.clear()  # only some layers have turned the keys of the step
         return max(self.requests_in_batch, key=lambda future: (future.query_length, future.state.position_offset))
 
     def _rewind(self) -> None:

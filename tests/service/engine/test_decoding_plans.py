@@ -17,8 +17,8 @@ from patches.attention.decode.shared import turns_once
 from patches.attention.decode.sums import ragged
 from patches.attention.decode.sums.ragged import RaggedBatch
 from patches.attention.decode.sums.rings import Ring
-from patches.model.attention import packed_attention
-from patches.model.attention.packed_attention import PackedAttention, Row
+from patches.model.attention import plans as planning
+from patches.model.attention.plans import Planning
 from service.engine.choice import PAGED
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest
@@ -83,7 +83,7 @@ def generated(
         request.max_new_tokens = new
     with pytest.MonkeyPatch.context() as monkeypatch:
         if not plans:
-            monkeypatch.setattr(packed_attention, "turns_once", lambda *_: False)
+            monkeypatch.setattr(planning, "turns_once", lambda *_: False)
         manager = PAGED.built(patch, limits)
         if fails:
             with pytest.raises(RuntimeError, match="memory"):
@@ -124,14 +124,14 @@ def test_plans_have_the_tokens_of_single_steps(family: str, sums: list[RaggedBat
 def test_the_plan_of_one_text_ends_at_the_edge_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to there, ordinary calls read all keys. They need no sums to go on."""
     made: list[int] = []
-    planned = PackedAttention._planned
+    planned = Planning._planned
 
-    def noted(self: PackedAttention, row: Row, *arguments: Any) -> Any:
-        made.extend(row.num_kv)
-        return planned(self, row, *arguments)
+    def noted(self: Planning, *arguments: Any) -> Any:
+        made.extend(self.row.num_kv)
+        return planned(self, *arguments)
 
     monkeypatch.setattr(shared, "LEAST_SCORES", 1 << 20)
-    monkeypatch.setattr(PackedAttention, "_planned", noted)
+    monkeypatch.setattr(Planning, "_planned", noted)
     with patched(tiny_model("llama4", attention_chunk_size=60)[1]) as patch:
         found = generated(patch, [parse("default")], [60])
         monkeypatch.setattr(Decoding, "goes_on", lambda *_: None)
@@ -247,7 +247,7 @@ def test_keys_turn_again_after_steps_by_other_calls(monkeypatch: pytest.MonkeyPa
         methods = [parse(fields) for fields in ({"method": "default"}, *NEARBY)]
         news = [25, *[38] * 4]
         expected = generated(patch, methods, news, plans=False)
-        monkeypatch.setattr(packed_attention, "turns_once", noted)
+        monkeypatch.setattr(planning, "turns_once", noted)
         found = generated(patch, methods, news)
     changes = [after for before, after in pairwise(used) if before != after]
     assert changes == [False, True], "rings, other calls, and rings again"

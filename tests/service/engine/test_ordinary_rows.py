@@ -9,7 +9,7 @@ import torch
 
 from patches import Patched, parse, patched
 from patches.attention import fused
-from patches.model.attention.packed_attention import PackedAttention
+from patches.model.attention.plans import Planning
 from service.engine.choice import EngineChoice
 from service.engine.request import EngineRequest
 from tests.models import VOCAB_SIZE, tiny_model
@@ -28,7 +28,7 @@ def test_tokens_and_logprobs_are_the_same(family: str, monkeypatch: pytest.Monke
     fields: list[dict[str, Any]] = [{"method": "default"}, {"method": "alibi"}, {"method": "default"}]
     with patched(tiny_model(family)[1]) as patch:
         tokens, requests = generated(patch, fields)
-        monkeypatch.setattr(PackedAttention, "_readings", lambda _, row, *__: [None] * len(row.new))
+        monkeypatch.setattr(Planning, "_readings", lambda self, *_: [None] * len(self.row.new))
         expected, general = generated(patch, fields)
     assert tokens == expected
     for one, other in zip(requests, general, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -14,7 +14,7 @@ from transformers.generation.continuous_batching.cache_allocators import FULL_AT
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from typing_extensions import override
 
-from patches import Decoding
+from patches import Kept
 from service.engine.adapter.pages.runs import forget
 from service.engine.adapter.pages.windowed import WindowedAllocator, allocator_of
 from service.engine.out_of_memory import whole_card
@@ -39,8 +39,8 @@ class EncodingCache(PagedAttentionCache):
     """Request id -> the runs of its places, from its first key on, in a step of single new tokens."""
     tables: dict[str, tuple[list[int], tuple[int, ...]]]
     """Request id -> its blocks, and their pages as layers number them."""
-    decoding: dict[Hashable, Decoding]
-    """Kind of layer -> what it keeps from step to step."""
+    kept: Kept
+    """What layers keep from step to step."""
 
     @property
     def page_size(self) -> int:
@@ -153,6 +153,7 @@ class EncodingCache(PagedAttentionCache):
         allocator = self.layer_to_allocator[layer_idx]
         if isinstance(allocator, WindowedAllocator) and allocator.by_head:
             pages, read = self.write(key_states, value_states, layer_idx, kwargs), kwargs["read_index"][allocator.index]
+            kwargs["cu_seq_lens_k"] = self.key_edges(kwargs)
             if not len(read):
                 return key_states, value_states
             keys, values = (states.index_select(1, read)[None] for states in pages)
@@ -164,16 +165,23 @@ class EncodingCache(PagedAttentionCache):
         return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
 
     def write(
-        self, key: torch.Tensor, value: torch.Tensor, layer: int, arguments: dict[str, Any]
+        self, key: torch.Tensor, value: torch.Tensor, layer: int, arguments: Mapping[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As ``update``, but keys and values of the whole cache, each [kv_heads, places, head_dim]."""
-        allocator = self._whole
-        places = arguments["write_index"][allocator.index]
-        arguments["cu_seq_lens_k"] = arguments["cu_seq_lens_k"][allocator.layer_type]
-        pages = allocator.by_head[layer]
-        for states, target in zip((key, value), pages, strict=True):
-            target.index_copy_(1, places, states[0])
-        return pages
+        places, (keys, values) = self.places_written(arguments), self._whole.by_head[layer]
+        keys.index_copy_(1, places, key[0])
+        values.index_copy_(1, places, value[0])
+        return keys, values
+
+    def places_written(self, arguments: Mapping[str, Any]) -> torch.Tensor:
+        """Places int64 [tokens] of the new keys, in layers that attend to everything."""
+        places: torch.Tensor = arguments["write_index"][self._whole.index]
+        return places
+
+    def key_edges(self, arguments: Mapping[str, Any]) -> torch.Tensor:
+        """Edges of the requests' keys int32 [requests + 1 or more], in layers that attend to everything."""
+        edges: torch.Tensor = arguments["cu_seq_lens_k"][self._whole.layer_type]
+        return edges
 
     @override
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from patches import Decoding, parse, resolve
+from patches import parse, resolve
 from patches.attention import reference
-from patches.attention.decode.plan import STEPS, Plan
+from patches.attention.decode.plan import STEPS, Decoding, Plan, Row
 from patches.attention.decode.reading import ORDINARY, Reading, reading_of
 from patches.attention.decode.shared import SharedCalls
 from patches.attention.decode.sums.columns import Member
@@ -18,7 +18,7 @@ from patches.attention.decode.sums.ragged import RaggedBatch, ragged_attention, 
 from patches.attention.decode.sums.rings import Rings
 from patches.attention.layer import Layer
 from patches.attention.positions import SegmentPositions
-from patches.batch.segments import Batch, packed_batch
+from patches.batch.segments import packed_batch
 from patches.encoding.recipe import ResolvedRecipe
 from tests.methods import Fields
 from tests.patches.attention.decode.test_single_query import GEOMETRY
@@ -85,10 +85,11 @@ def test_every_step_has_the_output_of_the_reference(fields: Fields, rotary: dict
 
 
 def steps_of(
-    q_start: int, names: tuple[str, str] = ("a", "b"), slot: int = 0, last: range = range(64), first: int = 300
-) -> Batch:
+    q_start: int, *, names: tuple[str, str] = ("a", "b"), slot: int = 0, last: range = range(64), first: int = 300
+) -> Row:
     places = [[range(first, 308), last], [range(100, 164)]]
-    return packed_batch([(slot, q_start, 1), (3, q_start, 1)], places, names)
+    batch = packed_batch([(slot, q_start, 1), (3, q_start, 1)], places, names)
+    return Row(batch, [1, 1], [q_start + 1] * 2)
 
 
 def plan_of(steps: int) -> tuple[Plan, RaggedBatch]:
@@ -100,35 +101,38 @@ def plan_of(steps: int) -> tuple[Plan, RaggedBatch]:
 
 def test_a_plan_goes_on_until_its_last_step() -> None:
     plan, batch = plan_of(4)
-    decoding = Decoding(Rings(range(0)))
+    decoding = Decoding()
     decoding.keep(plan, steps_of(20))
     for step in (1, 2, 3):
         more = steps_of(20 + step, last=range(64 + step))
-        assert decoding.goes_on(more, 9) is plan, "more places behind a key are as good"
+        assert decoding.goes_on(more), "more places behind a key are as good"
+        assert decoding.plan is plan
+        assert decoding.row is more
         assert batch.step == step
-    assert decoding.goes_on(steps_of(24), 9) is None
+    assert not decoding.goes_on(steps_of(24))
 
 
 @pytest.mark.parametrize(
-    ("room", "changes"),
+    "changes",
     [
-        (2, {"q_start": 20}),
-        (2, {"q_start": 22}),
-        (2, {"q_start": 21, "names": ("b", "a")}),
-        (2, {"q_start": 21, "names": ("a", "c")}),
-        (2, {"q_start": 21, "slot": 1}),
-        (2, {"q_start": 21, "last": range(32, 64)}),
-        (2, {"q_start": 21, "first": 301}),
-        (1, {"q_start": 21}),
+        {"q_start": 20},
+        {"q_start": 22},
+        {"q_start": 21, "names": ("b", "a")},
+        {"q_start": 21, "names": ("a", "c")},
+        {"q_start": 21, "slot": 1},
+        {"q_start": 21, "last": range(32, 96)},
+        {"q_start": 21, "first": 301},
+        {"q_start": 21, "last": range(15)},
     ],
     ids=str,
 )
-def test_a_plan_is_for_the_same_sequences_in_the_same_places(room: int, changes: dict[str, Any]) -> None:
+def test_a_plan_is_for_the_same_sequences_in_the_same_places(changes: dict[str, Any]) -> None:
     plan, _ = plan_of(4)
-    decoding = Decoding(Rings(range(0)))
+    decoding = Decoding()
     decoding.keep(plan, steps_of(20))
-    assert decoding.goes_on(steps_of(**changes), room) is None
-    assert decoding.goes_on(steps_of(21), 9) is None, "nothing is kept"
+    assert not decoding.goes_on(steps_of(**changes))
+    assert decoding.plan is None
+    assert not decoding.goes_on(steps_of(21)), "nothing is kept"
 
 
 def test_batches_without_places_or_with_other_calls_have_one_step() -> None:
@@ -137,5 +141,5 @@ def test_batches_without_places_or_with_other_calls_have_one_step() -> None:
     assert SharedCalls(None, []).ahead == 0
     assert SharedCalls(batch, [None]).ahead == 0  # type: ignore[list-item]
     copied = packed_batch([(0, 21, 1), (3, 21, 1)], None, ("a", "b"))
-    assert not copied.follows(steps_of(20))
-    assert not steps_of(22).follows(copied)
+    assert not copied.follows(steps_of(20).batch)
+    assert not steps_of(22).batch.follows(copied)

@@ -1,0 +1,114 @@
+"""The calls by which ordinary layers read the sequences of a packed row.
+
+While a few sequences decode, the Python between two products of the model takes as long as the mathematics. So a step
+decides once, for all layers alike, how each sequence reads its keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from patches.attention.decode.plan import STEPS, Decoding, Plan, Row
+from patches.attention.decode.reading import ORDINARY, Reading, reading_at, reading_of
+from patches.attention.decode.shared import NONE, Cached, Course, shared_calls, turns_once
+from patches.attention.decode.sums.rings import Rings
+from patches.attention.layer import Layer
+from patches.attention.paged.batch import Role
+from patches.attention.positions import SegmentPositions
+from patches.model.attention.segment_attention import SegmentAttention, num_sinks_of
+
+
+@dataclass
+class Planning:
+    """A step of the sequences of ``row`` in layers such as ``layer``, by their encodings in ``segments``.
+
+    ``query`` [1, heads, tokens, dim] and ``cached`` are as in ``Row.sequences``; shapes count.
+    """
+
+    segments: SegmentAttention
+    row: Row
+    layer: Layer
+    role: Role
+    query: torch.Tensor
+    cached: Cached
+
+    def decoding(self) -> Decoding:
+        """That of layers of the same role, window and shape, with a plan for the row."""
+        kind = self.role, self.layer.mask, self.query.shape[1], self.cached[0].shape, self.cached[1].shape
+        row = self.row
+        decoding = row.decoding.setdefault(kind, Decoding())
+        is_kept = bool(row.spare and row.batch.names)
+        if decoding.row is not row and not (is_kept and decoding.goes_on(row)):
+            decoding.rings = self._rings(decoding.rings) if is_kept else None
+            decoding.keep(self._planned(decoding.rings), row)
+        return decoding
+
+    def _rings(self, before: Rings | None) -> Rings | None:
+        """Rings for a new plan by sums, those from ``before`` if there are any. Other calls turn keys in their
+        places."""
+        if not self._turns_once(0):
+            return None
+        if before is None:
+            return Rings(self.row.spare)
+        before.keep(self.row.batch.names)
+        return before
+
+    def _turns_once(self, ahead: int) -> bool:
+        """``turns_once`` in the step that is so many ``ahead``."""
+        return turns_once(self.query, self.cached, [length + ahead for length in self.row.num_kv])
+
+    def _planned(self, rings: Rings | None) -> Plan:
+        row, each = self.row, self._readings(rings is not None)
+        readings, shared = [None if own is None else own[0] for own in each], NONE
+        steps = min(0 if own is None else len(own) for own in each)
+        if row.batch.places is not None:
+            course = None
+            if rings is not None:
+                course = Course(row.batch.names, rings, [[] if own is None else own[1:steps] for own in each])
+            own = self.query, self.cached, row.spare, course
+            shared = shared_calls(readings, row.runs, row.num_kv, *own)
+        rest = sorted(set(range(len(readings))).difference(shared.members))
+        order = [*shared.members, *rest]
+        is_in_order = order == list(range(len(order)))
+        alone = [(number, readings[number]) for number in rest]
+        ahead = shared.ahead
+        if steps > 1 and not shared.members and all(reading is ORDINARY for reading in readings):
+            ahead = steps - 1 if self._turns_once(steps - 1) == (rings is not None) else 0
+        return Plan(shared, alone, None if is_in_order else torch.tensor(order).argsort(), ahead)
+
+    def _readings(self, has_rings: bool) -> list[list[Reading] | None]:
+        """The reading of each segment with a single query, None for others.
+
+        With rings, keys turn once, and readings come with those of the steps behind it that are alike. So do ordinary
+        readings of keys in place.
+        """
+        readings: list[list[Reading] | None] = []
+        row, layer, kind = self.row, self.layer, (self.query.dtype, self.query.device)
+        steps = 1 if row.batch.places is None else 1 + min(row.room, STEPS - 1)
+        for segment, new, length in zip(row.batch.segments, row.new, row.num_kv, strict=True):
+            recipe = self.segments.recipe(self.role, segment.slot)
+            if new > 1 or recipe.recipe.relative is not None:
+                readings.append(None)
+                continue
+            if recipe.is_plain and not recipe.recipe.attention_temperature:
+                ends = range(segment.q_start + steps, segment.q_start, -1)
+                stop = next(filter(layer.mask.is_causal_below, ends), segment.q_start)
+                if stop > segment.q_start:
+                    readings.append([ORDINARY] * (stop - segment.q_start))
+                    continue
+            num_sinks = num_sinks_of(recipe, layer, length, segment.q_stop) or 0
+            if not has_rings:
+                query = range(segment.q_start, segment.q_stop)
+                readings.append([reading_of(SegmentPositions(recipe, layer, query, length, num_sinks, *kind))])
+                continue
+            own: list[Reading] = []
+            for step in range(steps):
+                place = segment.q_start + step, length + step
+                reading = reading_at(recipe, layer.mask, *place, num_sinks, kind[0])
+                if own and not reading.follows(own[-1], length + step):
+                    break
+                own.append(reading)
+            readings.append(own)
+        return readings
