@@ -1,4 +1,4 @@
-"""Ordinary layers that read keys in the whole cache, and keep from step to step as much as stays the same.
+"""Ordinary layers that read keys in the whole cache. They keep as much as stays the same from step to step.
 
 While a few sequences decode, the Python between two products of the model takes as long as the mathematics.
 """
@@ -29,7 +29,7 @@ class LayerInPlace(NamedTuple):
     decided: Callable[[Row, int, States], torch.Tensor]
 
     def has_begun(self, layer: Layer, batch: Batch) -> bool:
-        """True for a call of the same ``layer`` in a step whose plan is there: another layer of its kind has begun."""
+        """True for a call of the same ``layer`` in a step that another layer of its kind has begun."""
         row = self.decoding.row
         return self.layer is layer and row is not None and row.batch is batch
 
@@ -46,7 +46,7 @@ class LayerInPlace(NamedTuple):
 
 @dataclass
 class Kept:
-    """What the layers of one cache keep: ``decoding`` by kind of layer, and ``layers`` by their index."""
+    """State of the layers of one cache between steps: ``decoding`` by kind of layer, and ``layers`` by index."""
 
     decoding: dict[Hashable, Decoding] = field(default_factory=dict)
     layers: dict[int, LayerInPlace] = field(default_factory=dict)

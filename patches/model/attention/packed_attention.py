@@ -17,7 +17,7 @@ from patches.attention.observation import Observer
 from patches.attention.paged.batch import PagedBatch
 from patches.batch.segments import Batch, packed_lengths
 from patches.model.attention.in_place import Kept, LayerInPlace
-from patches.model.attention.plans import Planning
+from patches.model.attention.planning import Planning
 from patches.model.attention.segment_attention import SegmentAttention, num_sinks_of
 from patches.model.forward import Forwards
 from patches.model.measuring.measurement import Measurement
@@ -52,7 +52,8 @@ class PackedAttention:
             known = kept.layers.get(index)
             if known is not None and known.has_begun(layer, batch):
                 return known.attend(query, key, value)
-        called, layer = layer, layer if sinks is None else replace(layer, sinks=sinks)
+        if sinks is not None:
+            layer = replace(layer, sinks=sinks)
         if isinstance(batch, PagedBatch):
             return self._attend_pages(query, key, value, batch, dict(paged), layer, index)
         row, cached = self._cached(key, value, batch, paged, index)
@@ -60,7 +61,7 @@ class PackedAttention:
         if observer is None and layer.is_ordinary:
             decoding = Planning(self._segments, row, layer, self._segments.role(index), query, cached).decoding()
             if kept is not None and self._calls == 1:
-                kept.layers[index] = LayerInPlace(called, cached, decoding, decided)
+                kept.layers[index] = LayerInPlace(layer, cached, decoding, decided)
             plan = decoding.plan
             assert plan is not None, "it is for this row"
         else:
@@ -95,7 +96,7 @@ class PackedAttention:
     def _cached(
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, paged: Mapping[str, Any], index: int
     ) -> tuple[Row, Cached]:
-        """The row, and keys and values of its sequences [heads, keys, dim], with those in its cache if it has one."""
+        """The row, and keys and values [heads, keys, dim] of its sequences, those in a cache included."""
         if batch.places is not None:
             cache = paged["cache"]
             keys, values = cache.write(*self._cached_states(key, value, batch, index), paged)

@@ -20,7 +20,8 @@ from torch import fx
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from patches.model.recorded.tidying import Calls, tidy
+from patches.model.recorded.calls import Calls
+from patches.model.recorded.tidying import tidy
 
 MOST = 128
 """Recordings that are kept, one for each number of rows."""

@@ -8,40 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
-
-@dataclass
-class Calls:
-    """Calls as nodes of a graph, with their ``outputs`` while they were recorded.
-
-    ``constants`` are the placeholders of all tensors and objects that are the same in each run. ``pure`` are calls that
-    write nothing, and ``seams`` those of a seam. Inputs, and outputs of seams, have the same strides in each run.
-    """
-
-    graph: fx.Graph = field(default_factory=fx.Graph)
-    outputs: dict[fx.Node, Any] = field(default_factory=dict)
-    constants: dict[fx.Node, Any] = field(default_factory=dict)
-    pure: set[fx.Node] = field(default_factory=set)
-    seams: set[fx.Node] = field(default_factory=set)
-    _constants: int = 0
-
-    def constant(self, value: Any) -> fx.Node:
-        self._constants += 1
-        node = self.graph.placeholder(f"constant_{self._constants}")
-        self.constants[node] = self.outputs[node] = value
-        return node
-
-    def call(self, target: Any, args: tuple[Any, ...], output: Any) -> fx.Node:
-        """A new call that writes nothing."""
-        node = self.graph.call_function(target, args)
-        self.outputs[node] = output
-        self.pure.add(node)
-        return node
+from patches.model.recorded.calls import Calls
+from patches.model.recorded.cheaper import make_cheaper
 
 
 def tidy(calls: Calls) -> None:
@@ -49,6 +22,7 @@ def tidy(calls: Calls) -> None:
     _leave_out_calls_that_return_their_input(calls)
     _make_views_at_once(calls)
     if _writes_nothing(calls):  # what is written between two calls may be an argument of both
+        make_cheaper(calls)
         _compute_once(calls)
         _multiply_at_once(calls)
     _leave_out_unused_calls(calls)
@@ -75,9 +49,12 @@ def _make_views_at_once(calls: Calls) -> None:
             with calls.graph.inserting_before(node):
                 if root in calls.constants:
                     known[key] = calls.constant(view)
-                elif _has_its_memory_alone(calls, root) and view.dtype == calls.outputs[root].dtype:
-                    geometry = tuple(view.shape), view.stride(), view.storage_offset()
-                    known[key] = calls.call(torch.as_strided, (root, *geometry), view)
+                elif view.dtype == calls.outputs[root].dtype:
+                    geometry = tuple(view.shape), view.stride()
+                    if _has_its_memory_alone(calls, root):
+                        known[key] = calls.call(torch.as_strided, (root, *geometry, view.storage_offset()), view)
+                    elif root in calls.seams and view.storage_offset() == calls.outputs[root].storage_offset():
+                        known[key] = calls.call(torch.as_strided, (root, *geometry), view)  # from its first number on
         if key in known:
             roots[known[key]] = root
             node.replace_all_uses_with(known[key])
@@ -153,6 +130,7 @@ def _broadcast_factor(calls: Calls, node: fx.Node) -> Any:
     if (
         not isinstance(right, fx.Node)
         or right.target is not torch.as_strided
+        or len(right.args) != 4
         or not calls.outputs[left].is_contiguous()
     ):
         return None

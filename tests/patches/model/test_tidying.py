@@ -94,6 +94,32 @@ def repeated_around_a_write(x: torch.Tensor) -> torch.Tensor:
     return first + y.exp()
 
 
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    """Two heads of 8 numbers, as Llama rotates them, in two layers. GPT-J has pairs side by side."""
+    heads, angles = (x * GAIN).view(1, 2, 1, 8), (x * 3.0)[:, None, None, :8]
+    cos, sin = angles.cos(), angles.sin()
+    for _ in range(2):
+        heads = heads * cos + torch.cat((-heads[..., 4:], heads[..., :4]), dim=-1) * sin
+        heads = (heads.transpose(1, 2) * 2.0).transpose(1, 2)
+    pairs = torch.stack((-heads[..., 1::2], heads[..., ::2]), -1).flatten(-2)
+    return heads * cos + pairs * sin
+
+
+def not_rotated(x: torch.Tensor) -> torch.Tensor:
+    """Halves in their order, of different views, without a sign, and sines that every number has."""
+    y, by = x * GAIN, x.exp()
+    in_order = torch.cat((-y[..., :8], y[..., 8:]), -1) * by
+    different = torch.cat((-in_order[..., 8:], y[..., :8]), -1) * by
+    unsigned = torch.cat((y[..., 8:], y[..., :8]), -1) * by
+    return in_order + different + unsigned + torch.cat((-y[..., 8:], y[..., :8]), -1) * by[..., :1]
+
+
+def numbers(x: torch.Tensor) -> torch.Tensor:
+    """Numbers for float32, for other dtypes, and for a dtype that the number decides."""
+    whole = (x * 4.0).to(torch.int64)
+    return x * 0.1 + 1e-6 + (x.bfloat16() * 0.1).float() + whole * 2.5 + (x.double() + 0.1).float()
+
+
 COMPUTE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
     "views of views": (views_of_views, 7),
     "unchanged": (unchanged, 2),
@@ -106,6 +132,9 @@ COMPUTE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
     "packed": (packed, 5),
     "repeated": (repeated, 16),
     "repeated around a write": (repeated_around_a_write, 5),
+    "rotated": (rotated, 29),
+    "not rotated": (not_rotated, 20),
+    "numbers": (numbers, 14),
 }
 
 
@@ -189,3 +218,38 @@ def test_inputs_and_outputs_of_seams_may_have_other_strides() -> None:
     found = recordings.run(forward, {"x": spread})
     assert recordings.use == "none"
     assert found.logits.shape == (2, 2, 4)
+
+
+def test_halves_rotate_in_one_call() -> None:
+    recorder, _ = recorded(rotated, torch.randn(1, 16))
+    names = targets(recorder)
+    assert (names.count("roll"), names.count("_with_signs"), names.count("cat")) == (2, 1, 0)
+    recorder, _ = recorded(not_rotated, torch.randn(1, 16))
+    assert targets(recorder).count("cat") == 4
+
+
+def test_numbers_of_float32_become_tensors() -> None:
+    recorder, _ = recorded(numbers, torch.randn(1, 16))
+    given = [node.args[1] for node in recorder.calls.graph.nodes if node.target in (torch.Tensor.add, torch.Tensor.mul)]
+    assert [arg for arg in given if isinstance(arg, float)] == [0.1, 0.1], "those of bfloat16 and float64"
+
+
+@pytest.mark.parametrize("start", [0, 16])
+def test_views_of_a_seams_output_are_one(start: int) -> None:
+    """The output may be a part of larger memory, and begin elsewhere in each run."""
+    memory, begins = torch.randn(64), [start]
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = recorder.call(lambda given: memory[begins[0] :][:16].view(given.shape), x)
+        heads = out.view(1, 1, 2, 8).transpose(1, 2)
+        return heads.reshape(1, 16).expand(4, 16).reshape(-1) + heads[:, 1:].reshape(8).repeat(8)
+
+    x = torch.randn(1, 16)
+    recorder = Recorder((x,))
+    with recorder, _Checked(recorder):
+        output = compute(x)
+    function, constants = recorder.finished(output)
+    for begins[0] in (start, 0, 32):
+        own = memory[begins[0] :][:16]
+        assert torch.equal(function(x, *constants), own.repeat(4) + own[8:].repeat(8))
+    assert targets(recorder).count("as_strided") >= 1

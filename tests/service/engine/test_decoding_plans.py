@@ -17,8 +17,8 @@ from patches.attention.decode.shared import turns_once
 from patches.attention.decode.sums import ragged
 from patches.attention.decode.sums.ragged import RaggedBatch
 from patches.attention.decode.sums.rings import Ring
-from patches.model.attention import plans as planning
-from patches.model.attention.plans import Planning
+from patches.model.attention import planning
+from patches.model.attention.planning import Planning
 from service.engine.choice import PAGED
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest

@@ -9,7 +9,7 @@ import torch
 
 from patches import Patched, parse, patched
 from patches.attention import fused
-from patches.model.attention.plans import Planning
+from patches.model.attention.planning import Planning
 from service.engine.choice import EngineChoice
 from service.engine.request import EngineRequest
 from tests.models import VOCAB_SIZE, tiny_model

@@ -40,7 +40,7 @@ class EncodingCache(PagedAttentionCache):
     tables: dict[str, tuple[list[int], tuple[int, ...]]]
     """Request id -> its blocks, and their pages as layers number them."""
     kept: Kept
-    """What layers keep from step to step."""
+    """The state of layers between steps."""
 
     @property
     def page_size(self) -> int:

@@ -20,6 +20,7 @@ from patches.attention.layer import Layer
 from patches.attention.positions import SegmentPositions
 from patches.batch.segments import packed_batch
 from patches.encoding.recipe import ResolvedRecipe
+from patches.model.attention.in_place import LayerInPlace
 from tests.methods import Fields
 from tests.patches.attention.decode.test_single_query import GEOMETRY
 from tests.patches.attention.decode.test_strided import MORE
@@ -133,6 +134,20 @@ def test_a_plan_is_for_the_same_sequences_in_the_same_places(changes: dict[str, 
     assert not decoding.goes_on(steps_of(**changes))
     assert decoding.plan is None
     assert not decoding.goes_on(steps_of(21)), "nothing is kept"
+
+
+def test_a_layer_goes_on_once_another_of_its_kind_has_begun_the_step() -> None:
+    plan, _ = plan_of(4)
+    layer, decoding, row, later = Layer(0.3), Decoding(), steps_of(20), steps_of(21)
+    decoding.keep(plan, row)
+    kept = LayerInPlace(layer, (torch.empty(0), torch.empty(0)), decoding, lambda *_: torch.empty(0))
+    assert kept.has_begun(layer, row.batch)
+    assert not kept.has_begun(Layer(0.3), row.batch), "another call of the model"
+    assert not kept.has_begun(layer, later.batch)
+    assert decoding.goes_on(later)
+    assert kept.has_begun(layer, later.batch)
+    assert not decoding.goes_on(row)
+    assert not kept.has_begun(layer, later.batch)
 
 
 def test_batches_without_places_or_with_other_calls_have_one_step() -> None:

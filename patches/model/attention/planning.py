@@ -24,7 +24,7 @@ from patches.model.attention.segment_attention import SegmentAttention, num_sink
 class Planning:
     """A step of the sequences of ``row`` in layers such as ``layer``, by their encodings in ``segments``.
 
-    ``query`` [1, heads, tokens, dim] and ``cached`` are as in ``Row.sequences``; shapes count.
+    ``query`` [1, heads, tokens, dim] and ``cached`` are as in ``Row.sequence``; shapes count.
     """
 
     segments: SegmentAttention
@@ -35,7 +35,7 @@ class Planning:
     cached: Cached
 
     def decoding(self) -> Decoding:
-        """That of layers of the same role, window and shape, with a plan for the row."""
+        """The decoding of layers of this role, window and shape. It has a plan for the row."""
         kind = self.role, self.layer.mask, self.query.shape[1], self.cached[0].shape, self.cached[1].shape
         row = self.row
         decoding = row.decoding.setdefault(kind, Decoding())

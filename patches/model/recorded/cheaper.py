@@ -1,0 +1,85 @@
+"""Calls of a recorded list in a cheaper form, to the same bits.
+
+A form is taken if it has the call's bits and strides for the numbers that were recorded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from patches.model.recorded.calls import Calls
+
+
+def make_cheaper(calls: Calls) -> None:
+    """Add and multiply by tensors in place of numbers, and rotate halves by one call. Nothing may write memory."""
+    signed: dict[fx.Node, fx.Node] = {}
+    for node in list(calls.graph.nodes):
+        if node in calls.pure and len(node.args) == 2 and not node.kwargs:
+            if node.target in (torch.Tensor.add, torch.Tensor.mul):
+                _take_tensor(calls, node)
+            if node.target is torch.Tensor.mul:
+                _roll(calls, node, signed)
+
+
+def _take_tensor(calls: Calls, node: fx.Node) -> None:
+    """Have a number as a tensor. From a number, torch makes one in each call, and takes twice as long."""
+    source, number = node.args
+    if isinstance(source, fx.Node) and isinstance(number, float) and calls.outputs[node].dtype == torch.float32:
+        tensor = torch.tensor(number, dtype=torch.float32)
+        if _is_same(calls.outputs[node], calls.outputs[source], tensor, node.target):
+            with calls.graph.inserting_before(node):
+                node.args = source, calls.constant(tensor)
+
+
+def _roll(calls: Calls, node: fx.Node, signed: dict[fx.Node, fx.Node]) -> None:
+    """Of a product of (-second, first) half and sines, have (second, first) half in one call.
+
+    The first half of the sines then has the other sign, in one call for all layers.
+    """
+    halves, sines = node.args if _rotated(calls, node.args[0]) else reversed(node.args)
+    rotated = _rotated(calls, halves)
+    if rotated is None or not isinstance(halves, fx.Node) or not isinstance(sines, fx.Node):
+        return
+    (root, *geometry), half, number = rotated, calls.outputs[halves].shape[-1] // 2, calls.outputs[sines]
+    if number.shape[-1] != 2 * half or sines in calls.constants:
+        return
+    by = _with_signs(number, half)
+    whole = torch.as_strided(calls.outputs[root], *geometry)
+    rolled = torch.roll(whole, half, -1)
+    if not _is_same(calls.outputs[node], rolled, by, torch.mul):
+        return
+    if sines not in signed:
+        with calls.graph.inserting_after(sines):
+            signed[sines] = calls.call(_with_signs, (sines, half), by)
+    with calls.graph.inserting_before(halves):
+        view = calls.call(torch.as_strided, (root, *geometry), whole)
+        node.args = calls.call(torch.roll, (view, half, -1), rolled), signed[sines]
+
+
+def _rotated(calls: Calls, halves: Any) -> tuple[fx.Node, Any, Any, Any] | None:
+    """Arguments of the view whose ``halves`` a call joins, the second one first and negated; None for other calls."""
+    if not isinstance(halves, fx.Node) or halves.target is not torch.cat:
+        return None
+    parts: Any
+    parts, *dim = (*halves.args, *halves.kwargs.values())
+    if len(parts) != 2 or dim != [-1] or parts[0].target is not torch.Tensor.neg:
+        return None
+    (second,), first = parts[0].args, parts[1]
+    if any(each.target is not torch.as_strided or len(each.args) != 4 for each in (first, second)):
+        return None
+    root, size, stride, offset = first.args
+    if second.args != (root, size, stride, offset + size[-1]) or stride[-1] != 1:
+        return None
+    return root, (*size[:-1], 2 * size[-1]), stride, offset
+
+
+def _with_signs(sines: torch.Tensor, half: int) -> torch.Tensor:
+    return torch.cat((-sines[..., :half], sines[..., half:]), -1)
+
+
+def _is_same(expected: torch.Tensor, one: torch.Tensor, other: torch.Tensor, compute: Any) -> bool:
+    found = compute(one, other)
+    return found.stride() == expected.stride() and found.dtype == expected.dtype and torch.equal(found, expected)
