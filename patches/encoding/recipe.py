@@ -279,12 +279,16 @@ class ResolvedRecipe:
     @cached_property
     def is_plain(self) -> bool:
         """True for ordinary causal softmax attention, with or without a temperature."""
+        return self.is_as_written and self.recipe.score_bias is None
+
+    @cached_property
+    def is_as_written(self) -> bool:
+        """True for causal attention to keys at their own positions, with or without a bias or a temperature."""
         recipe = self.recipe
         return (
             len(recipe.bands) == 1
             and recipe.bands[0].query_map == recipe.base
             and recipe.bands[0].predicate == CAUSAL
-            and recipe.score_bias is None
             and recipe.relative is None
         )
 

@@ -9,6 +9,7 @@ A step decides this for each sequence. Only positions count, so no tensor is div
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from patches.attention.decode.tables import Table, bias_by_distance, moves, rota
 from patches.attention.layer import Layer
 from patches.attention.positions import SegmentPositions
 from patches.encoding.masks import LayerMask
-from patches.encoding.recipe import Band, PositionMap, ResolvedRecipe
+from patches.encoding.recipe import Band, PositionMap, ResolvedRecipe, ScoreBias
 
 FEW = 512
 """Copying so many keys takes no longer than another call of the kernel and a merge."""
@@ -141,16 +142,37 @@ def reading_of(segment: SegmentPositions, turns_once: bool = False) -> Reading:
     return Reading(parts, *segment.temperature, resolved.interleaved, resolved.offset)
 
 
-def reading_at(
-    resolved: ResolvedRecipe, mask: LayerMask, position: int, length: int, num_sinks: int, dtype: torch.dtype
-) -> Reading:
-    """The reading of a query at ``position`` whose keys turn once.
+def biased_reading(score_bias: ScoreBias, position: int, dtype: torch.dtype, device: torch.device) -> Reading:
+    """The reading of a query at ``position`` of all keys up to there, with a bias by distance."""
+    return Reading([Part(bias=bias_by_distance(score_bias, range(position + 1), device).to(dtype)[None])])
 
-    Every sequence of the encoding comes there, so readings are kept. Those with a bias have one number for each key,
-    and are made anew.
+
+def readings_at(
+    resolved: ResolvedRecipe, mask: LayerMask, places: range, length: int, num_sinks: int, dtype: torch.dtype
+) -> Sequence[Reading]:
+    """The readings of a query that goes from the first of ``places`` on, as long as they are alike.
+
+    Keys turn once. The first query has ``length`` keys. Every sequence of the encoding comes there, so readings are
+    kept. Those with a bias have one number for each key, and are made anew.
     """
+    make = _kept_readings if resolved.recipe.score_bias is None else _readings_at
+    return make(resolved, mask, places, length, num_sinks, dtype)
+
+
+def _readings_at(
+    resolved: ResolvedRecipe, mask: LayerMask, places: range, length: int, num_sinks: int, dtype: torch.dtype
+) -> Sequence[Reading]:
     make = _kept_reading if resolved.recipe.score_bias is None else _reading_at
-    return make(resolved, mask, position, length, num_sinks, dtype)
+    found: list[Reading] = []
+    for now, position in enumerate(places, length):
+        reading = make(resolved, mask, position, now, num_sinks, dtype)
+        if found and not reading.follows(found[-1], now):
+            break
+        found.append(reading)
+    return found
+
+
+_kept_readings = lru_cache(4096)(_readings_at)
 
 
 def _reading_at(

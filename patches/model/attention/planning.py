@@ -6,17 +6,20 @@ decides once, for all layers alike, how each sequence reads its keys.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from patches.attention.decode.plan import STEPS, Decoding, Plan, Row
-from patches.attention.decode.reading import ORDINARY, Reading, reading_at, reading_of
+from patches.attention.decode.reading import ORDINARY, Reading, biased_reading, reading_of, readings_at
 from patches.attention.decode.shared import NONE, Cached, Course, shared_calls, turns_once
 from patches.attention.decode.sums.rings import Rings
 from patches.attention.layer import Layer
 from patches.attention.paged.batch import Role
 from patches.attention.positions import SegmentPositions
+from patches.batch.segments import Segment
+from patches.encoding.recipe import ResolvedRecipe
 from patches.model.attention.segment_attention import SegmentAttention, num_sinks_of
 
 
@@ -78,13 +81,13 @@ class Planning:
             ahead = steps - 1 if self._turns_once(steps - 1) == (rings is not None) else 0
         return Plan(shared, alone, None if is_in_order else torch.tensor(order).argsort(), ahead)
 
-    def _readings(self, has_rings: bool) -> list[list[Reading] | None]:
+    def _readings(self, has_rings: bool) -> list[Sequence[Reading] | None]:
         """The reading of each segment with a single query, None for others.
 
         With rings, keys turn once, and readings come with those of the steps behind it that are alike. So do ordinary
         readings of keys in place.
         """
-        readings: list[list[Reading] | None] = []
+        readings: list[Sequence[Reading] | None] = []
         row, layer, kind = self.row, self.layer, (self.query.dtype, self.query.device)
         steps = 1 if row.batch.places is None else 1 + min(row.room, STEPS - 1)
         for segment, new, length in zip(row.batch.segments, row.new, row.num_kv, strict=True):
@@ -92,23 +95,31 @@ class Planning:
             if new > 1 or recipe.recipe.relative is not None:
                 readings.append(None)
                 continue
-            if recipe.is_plain and not recipe.recipe.attention_temperature:
-                ends = range(segment.q_start + steps, segment.q_start, -1)
-                stop = next(filter(layer.mask.is_causal_below, ends), segment.q_start)
-                if stop > segment.q_start:
-                    readings.append([ORDINARY] * (stop - segment.q_start))
-                    continue
+            whole = self._whole(segment, recipe, length, steps, has_rings)
+            if whole:
+                readings.append(whole)
+                continue
             num_sinks = num_sinks_of(recipe, layer, length, segment.q_stop) or 0
             if not has_rings:
                 query = range(segment.q_start, segment.q_stop)
                 readings.append([reading_of(SegmentPositions(recipe, layer, query, length, num_sinks, *kind))])
                 continue
-            own: list[Reading] = []
-            for step in range(steps):
-                place = segment.q_start + step, length + step
-                reading = reading_at(recipe, layer.mask, *place, num_sinks, kind[0])
-                if own and not reading.follows(own[-1], length + step):
-                    break
-                own.append(reading)
-            readings.append(own)
+            places = range(segment.q_start, segment.q_start + steps)
+            readings.append(readings_at(recipe, layer.mask, places, length, num_sinks, kind[0]))
         return readings
+
+    def _whole(
+        self, segment: Segment, recipe: ResolvedRecipe, length: int, steps: int, has_rings: bool
+    ) -> Sequence[Reading]:
+        """The readings of all keys at their own positions, in as many of the steps as the layer has them."""
+        if not recipe.is_as_written or recipe.recipe.attention_temperature:
+            return ()
+        ends = range(segment.q_start + steps, segment.q_start, -1)
+        places = range(segment.q_start, next(filter(self.layer.mask.is_causal_below, ends), segment.q_start))
+        bias = recipe.recipe.score_bias
+        if bias is None:
+            return [ORDINARY] * len(places)
+        if not bias.by_distance or length != segment.q_stop:
+            return ()
+        needed = places if has_rings else places[:1]
+        return [biased_reading(bias, place, self.query.dtype, self.query.device) for place in needed]

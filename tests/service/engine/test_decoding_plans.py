@@ -154,10 +154,13 @@ def test_sums_begin_at_their_least_number_of_scores(monkeypatch: pytest.MonkeyPa
 def test_readings_with_biases_are_not_kept() -> None:
     """Each would keep a number for each key of a text."""
     with patched(tiny_model("llama")[1]) as patch:
-        for methods, are_kept in ((METHODS[6:8], False), (NEARBY, True)):
-            reading._kept_reading.cache_clear()
+        tempered = [fields | {"attention_temperature": "log_n"} for fields in METHODS[6:8]]
+        for methods, are_kept in ((METHODS[6:8], False), (tempered, False), (NEARBY, True)):
+            for kept in (reading._kept_reading, reading._kept_readings):
+                kept.cache_clear()
             generated(patch, [parse(fields) for fields in methods], [NEW] * len(methods))
-            assert (reading._kept_reading.cache_info().currsize > 0) == are_kept
+            for kept in (reading._kept_reading, reading._kept_readings):
+                assert (kept.cache_info().currsize > 0) == are_kept
 
 
 def test_each_band_turns_a_key_once(monkeypatch: pytest.MonkeyPatch) -> None:

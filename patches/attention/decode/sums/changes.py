@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from patches.attention.decode.reading import Reading
+from patches.attention.decode.reading import ORDINARY, Reading
 from patches.attention.decode.sums.columns import Member, first_rows
 from patches.attention.decode.sums.rings import Ring
 from patches.attention.decode.tables import Table
@@ -206,6 +206,9 @@ def _rotations(
     """
     cosines, sines, rows = list[np.ndarray](), list[np.ndarray](), list[int]()
     for own in readings:
+        if own[0] is ORDINARY:
+            rows += [0] * heads
+            continue
         numbers = []
         for part in own[0].firsts:
             tables = [table for each in own if (table := each.parts[part].query) is not None]
