@@ -76,6 +76,51 @@ def _rotated(calls: Calls, halves: Any) -> tuple[fx.Node, Any, Any, Any] | None:
     return root, (*size[:-1], 2 * size[-1]), stride, offset
 
 
+def repeat_in_place(calls: Calls) -> None:
+    """Write repeated rows, the factors of sums, into memory that the list keeps. A view and new memory take longer.
+
+    Rows of one shape take turns, unless one is still to be read.
+    """
+    order = {node: number for number, node in enumerate(calls.graph.nodes)}
+    kept: dict[tuple[Any, ...], tuple[fx.Node, fx.Node, int]] = {}
+    for node in order:
+        found = _repeated_rows(calls, node)
+        if found is None or not node.users or any(user.target is not torch.embedding_bag for user in node.users):
+            continue  # others may hand the memory on
+        root, times = found
+        row = calls.outputs[root]
+        kind = times, row.shape, row.dtype
+        memory, flat, last = kept.get(kind, (None, None, len(order)))
+        with calls.graph.inserting_before(node):
+            if memory is None or flat is None or last >= order[node]:
+                whole = torch.empty(times, *row.shape, dtype=row.dtype)
+                memory, flat = calls.constant(whole), calls.constant(whole.view(-1))
+            copied = calls.call(_copied, (memory, root, flat), calls.outputs[node])
+        kept[kind] = memory, flat, max(order[user] for user in node.users)
+        node.replace_all_uses_with(copied)
+
+
+def _repeated_rows(calls: Calls, node: fx.Node) -> tuple[fx.Node, int] | None:
+    """(a contiguous tensor, the times that ``node`` repeats its numbers in new memory); None for other calls."""
+    view = node.args[0] if node.args else None
+    if node.target is not torch.Tensor.reshape or node.args[1:] != (-1,) or not isinstance(view, fx.Node):
+        return None
+    if view.target is not torch.as_strided:
+        return None
+    root: Any = view.args[0]
+    size: Any = view.args[1]
+    (stride, *offset), row = view.args[2:], calls.outputs[root]
+    is_whole = row.is_contiguous() and row.device.type == "cpu" and offset in ([], [0])
+    if not is_whole or len(size) != 2 or stride != (0, 1) or size[1] != row.numel():
+        return None
+    return root, size[0]
+
+
+def _copied(memory: torch.Tensor, row: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    memory.copy_(row)
+    return flat
+
+
 def _with_signs(sines: torch.Tensor, half: int) -> torch.Tensor:
     return torch.cat((-sines[..., :half], sines[..., half:]), -1)
 

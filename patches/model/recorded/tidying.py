@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from patches.model.recorded.calls import Calls
-from patches.model.recorded.cheaper import make_cheaper
+from patches.model.recorded.cheaper import make_cheaper, repeat_in_place
 
 
 def tidy(calls: Calls) -> None:
@@ -25,6 +25,7 @@ def tidy(calls: Calls) -> None:
         make_cheaper(calls)
         _compute_once(calls)
         _multiply_at_once(calls)
+        repeat_in_place(calls)
     _leave_out_unused_calls(calls)
 
 

@@ -18,6 +18,7 @@ FIRST, SECOND, THIRD = (part.view(2, 4, 16) for part in MEMORY.split(2 * 4 * 16)
 
 ELSEWHERE = torch.randn(2, 4, 16)
 GAIN = torch.randn(16)
+COLUMNS, EDGES = torch.arange(64), torch.arange(0, 64, 16)
 PACKED = torch.ops.mkldnn._reorder_linear_weight(torch.randn(8, 16), 1)
 
 
@@ -120,6 +121,19 @@ def numbers(x: torch.Tensor) -> torch.Tensor:
     return x * 0.1 + 1e-6 + (x.bfloat16() * 0.1).float() + whole * 2.5 + (x.double() + 0.1).float()
 
 
+def sums(x: torch.Tensor) -> torch.Tensor:
+    """Sums of columns, each times a number: of one row, of two at once, and of one behind them."""
+    one, two = (each.expand(4, 16).reshape(-1) for each in (x * 2.0, x * GAIN))
+    both = of_columns(FIRST, one) + of_columns(SECOND, two) + of_columns(THIRD, one)
+    later = (both.view(1, 16) * GAIN).reshape(1, 16)
+    return of_columns(FIRST, later.expand(4, 16).reshape(-1)) + later.expand(2, 16).reshape(-1)[8:24].view(4, 4)
+
+
+def of_columns(weight: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    rows = weight.flatten()[:64].view(16, 4).repeat(4, 1)
+    return torch.embedding_bag(rows, COLUMNS, EDGES, False, 0, False, factors)[0]
+
+
 COMPUTE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
     "views of views": (views_of_views, 7),
     "unchanged": (unchanged, 2),
@@ -135,6 +149,7 @@ COMPUTE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
     "rotated": (rotated, 29),
     "not rotated": (not_rotated, 20),
     "numbers": (numbers, 14),
+    "sums": (sums, 24),
 }
 
 
@@ -232,6 +247,16 @@ def test_numbers_of_float32_become_tensors() -> None:
     recorder, _ = recorded(numbers, torch.randn(1, 16))
     given = [node.args[1] for node in recorder.calls.graph.nodes if node.target in (torch.Tensor.add, torch.Tensor.mul)]
     assert [arg for arg in given if isinstance(arg, float)] == [0.1, 0.1], "those of bfloat16 and float64"
+
+
+def test_repeated_rows_take_turns_in_memory_of_the_list() -> None:
+    """Two are read at once, and the third one behind them. Rows that are not for sums have new memory."""
+    recorder, _ = recorded(sums, torch.randn(1, 16))
+    copies = [node for node in recorder.calls.graph.nodes if getattr(node.target, "__name__", "") == "_copied"]
+    assert len(copies) == 3
+    assert len({node.args[0] for node in copies}) == 2
+    recorder, _ = recorded(repeated, torch.randn(1, 16))
+    assert "_copied" not in targets(recorder)
 
 
 @pytest.mark.parametrize("start", [0, 16])
