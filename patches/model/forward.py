@@ -6,13 +6,14 @@ Every thread has its own forward, and its own fields that the next forwards carr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from patches.attention.decode.plan import Row
 from patches.attention.observation import Observer
 from patches.batch.segments import Batch, padded_batch
 from patches.model.recorded.recording import Recordings
@@ -24,6 +25,7 @@ class Forward:
 
     ``packed`` describes a packed row; ``paged`` says where its keys end (``cu_seq_lens_k``) and contains its paged
     ``cache``, if it has one. ``observer`` sees every attention. ``recordings`` has the forward as a list, or gets it.
+    Layers that cache alike share one of ``rows``.
     """
 
     position_ids: torch.Tensor
@@ -32,6 +34,7 @@ class Forward:
     paged: Mapping[str, Any] = field(default_factory=dict)
     observer: Observer | None = None
     recordings: Recordings | None = None
+    rows: dict[Hashable, Row] = field(default_factory=dict)
     _padded: Batch | None = None
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

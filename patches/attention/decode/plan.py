@@ -27,16 +27,16 @@ States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class Row:
     """The sequences of a packed row, with so many ``new`` tokens and ``num_kv`` keys each.
 
-    By kind of layer, ``decoding`` has their calls. If the ``batch`` has places, layers read keys there, and new ones
-    are at the places ``written`` int64 [sequences]. No sequence has the places in ``spare``.
+    By kind of layer, ``plans`` has their calls. If the ``batch`` has places, layers read keys there. New ones are at
+    ``written`` places int64 [sequences]. No sequence has the places in ``spare``.
     """
 
     batch: Batch
     new: Sequence[int]
     num_kv: Sequence[int]
-    decoding: dict[Hashable, Decoding] = field(default_factory=dict)
     written: torch.Tensor | None = None
     spare: range = range(0)
+    plans: dict[Hashable, Plan] = field(default_factory=dict)
 
     @cached_property
     def runs(self) -> list[list[range]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -47,8 +47,8 @@ class PackedAttention:
         forward = self._forwards.current
         batch, paged, observer = forward.packed, forward.paged, forward.observer
         assert batch is not None, "the forward is of a padded batch"
-        kept: Kept | None = None if batch.places is None else paged["cache"].kept
-        if kept is not None and observer is None:
+        kept: Kept | None = paged["cache"].kept if batch.places and batch.names and observer is None else None
+        if kept is not None:
             known = kept.layers.get(index)
             if known is not None and known.has_begun(layer, batch):
                 return known.attend(query, key, value)
@@ -56,14 +56,13 @@ class PackedAttention:
             layer = replace(layer, sinks=sinks)
         if isinstance(batch, PagedBatch):
             return self._attend_pages(query, key, value, batch, dict(paged), layer, index)
-        row, cached = self._cached(key, value, batch, paged, index)
+        row, cached = self._cached(key, value, forward.rows, batch, paged, index)
         decided = partial(self._decided, layer, index, observer)
         if observer is None and layer.is_ordinary:
-            decoding = Planning(self._segments, row, layer, self._segments.role(index), query, cached).decoding()
+            planning = Planning(self._segments, row, layer, self._segments.role(index), query, cached)
+            plan = planning.plan(None if kept is None else kept.decoding)
             if kept is not None and self._calls == 1:
-                kept.layers[index] = LayerInPlace(layer, cached, decoding, decided)
-            plan = decoding.plan
-            assert plan is not None, "it is for this row"
+                kept.layers[index] = LayerInPlace(layer, cached, kept.decoding[planning.kind], decided)
         else:
             plan = Plan(NONE, [(number, None) for number in range(len(batch.segments))], None)
         return plan.attend(row, query, cached, layer.scaling, decided)
@@ -94,20 +93,29 @@ class PackedAttention:
         return batch.attend(query[0].transpose(0, 1), *pages, layer, self._segments.role(index), self.rows)[None]
 
     def _cached(
-        self, key: torch.Tensor, value: torch.Tensor, batch: Batch, paged: Mapping[str, Any], index: int
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rows: dict[Hashable, Row],
+        batch: Batch,
+        paged: Mapping[str, Any],
+        index: int,
     ) -> tuple[Row, Cached]:
         """The row, and keys and values [heads, keys, dim] of its sequences, those in a cache included."""
         if batch.places is not None:
             cache = paged["cache"]
             keys, values = cache.write(*self._cached_states(key, value, batch, index), paged)
-            row = batch.shared("in place", lambda: _row_in_place(batch, cache, paged))
-            return row, (_narrowed(keys, key.shape[-1]), _narrowed(values, value.shape[-1]))
+            if "in place" not in rows:
+                lengths = packed_lengths(batch, cache.key_edges(paged))
+                rows["in place"] = Row(batch, *lengths, cache.places_written(paged), cache.spare_places)
+            return rows["in place"], (_narrowed(keys, key.shape[-1]), _narrowed(values, value.shape[-1]))
         if "cache" in paged:
             paged = dict(paged)  # the cache writes what belongs to this layer into it
             key, value = self._through_cache(key, value, batch, paged, index)
         edges: torch.Tensor = paged["cu_seq_lens_k"]
-        row = batch.shared(edges.data_ptr(), lambda: Row(batch, *packed_lengths(batch, edges)))
-        return row, (key[0], value[0])
+        if edges.data_ptr() not in rows:
+            rows[edges.data_ptr()] = Row(batch, *packed_lengths(batch, edges))
+        return rows[edges.data_ptr()], (key[0], value[0])
 
     def _through_cache(
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, paged: dict[str, Any], index: int
@@ -130,9 +138,3 @@ class PackedAttention:
 def _narrowed(states: torch.Tensor, width: int) -> torch.Tensor:
     """``states`` [..., dim] without what ``widened`` added."""
     return states if states.shape[-1] == width else states[..., :width]
-
-
-def _row_in_place(batch: Batch, cache: Any, paged: Mapping[str, Any]) -> Row:
-    """The row of a ``batch`` whose layers read keys in the whole ``cache``."""
-    lengths = packed_lengths(batch, cache.key_edges(paged))
-    return Row(batch, *lengths, cache.kept.decoding, cache.places_written(paged), cache.spare_places)

@@ -6,8 +6,9 @@ decides once, for all layers alike, how each sequence reads its keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -37,16 +38,25 @@ class Planning:
     query: torch.Tensor
     cached: Cached
 
-    def decoding(self) -> Decoding:
-        """The decoding of layers of this role, window and shape. It has a plan for the row."""
-        kind = self.role, self.layer.mask, self.query.shape[1], self.cached[0].shape, self.cached[1].shape
-        row = self.row
-        decoding = row.decoding.setdefault(kind, Decoding())
-        is_kept = bool(row.spare and row.batch.names)
-        if decoding.row is not row and not (is_kept and decoding.goes_on(row)):
-            decoding.rings = self._rings(decoding.rings) if is_kept else None
-            decoding.keep(self._planned(decoding.rings), row)
-        return decoding
+    @cached_property
+    def kind(self) -> Hashable:
+        """Layers of one role, window and shape have the same plans."""
+        return self.role, self.layer.mask, self.query.shape[1], self.cached[0].shape, self.cached[1].shape
+
+    def plan(self, kept: dict[Hashable, Decoding] | None) -> Plan:
+        """The calls of the step. With ``kept``, those of the step before may serve it. By kind, it then has these."""
+        plan = self.row.plans.get(self.kind)
+        if plan is None:
+            plan = self._planned(None) if kept is None else self._next(kept.setdefault(self.kind, Decoding()))
+            self.row.plans[self.kind] = plan
+        return plan
+
+    def _next(self, decoding: Decoding) -> Plan:
+        if not decoding.goes_on(self.row):
+            decoding.rings = self._rings(decoding.rings)
+            decoding.keep(self._planned(decoding.rings), self.row)
+        assert decoding.plan is not None
+        return decoding.plan
 
     def _rings(self, before: Rings | None) -> Rings | None:
         """Rings for a new plan by sums, those from ``before`` if there are any. Other calls turn keys in their
