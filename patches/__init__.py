@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from patches.batch.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
     from patches.batch.upload import uploaded
     from patches.encoding.distances import effective_distance
-    from patches.model.attention.in_place import Kept
+    from patches.model.attention.in_place import LayersInPlace
     from patches.model.hf import patched
     from patches.model.measuring.geometry import UnsupportedModel, geometry_of, ignored_entries
     from patches.model.measuring.rounding import allowed_rounding
@@ -74,8 +74,8 @@ __all__ = [
     "DecodeSteps",
     "EchoMismatch",
     "InvalidEncoding",
-    "Kept",
     "KnownFields",
+    "LayersInPlace",
     "Method",
     "NoRopeParameters",
     "PagedBackend",
@@ -138,7 +138,7 @@ __all__ = [
 
 _NEEDS_TORCH = {
     "patches.attention.fused": {"LONG_CONTEXT"},
-    "patches.model.attention.in_place": {"Kept"},
+    "patches.model.attention.in_place": {"LayersInPlace"},
     "patches.attention.decode.strided": {"ALIKE"},
     "patches.attention.mass": {"AttentionMass"},
     "patches.attention.paged.batch": {"PagedBackend", "PagedBatch", "decode_batch", "paged_batch", "runs_triton"},

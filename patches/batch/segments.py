@@ -90,12 +90,19 @@ class Batch:
 def packed_batch(
     sequences: list[tuple[int, int, int]], places: list[list[range]] | None = None, names: Iterable[str] = ()
 ) -> Batch:
-    """Batch of a packed row from (slot, first position, number of new tokens) per sequence."""
+    """Batch of a packed row from (slot, first position, number of new tokens) per sequence.
+
+    Raises:
+        ValueError: for sequences in places without names: layers keep what they know of each.
+    """
+    own = list(names)
+    if places is not None and len(own) != len(sequences):
+        raise ValueError("names: each sequence in places needs one")
     segments, column = [], 0
     for slot, q_start, length in sequences:
         segments.append(Segment(slice(0, 1), slice(column, column + length), slot, q_start, 0))
         column += length
-    return Batch(segments, packed=True, places=places, names=list(names))
+    return Batch(segments, packed=True, places=places, names=own)
 
 
 def part_of(runs: Sequence[range], span: range) -> Iterator[range]:

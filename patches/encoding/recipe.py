@@ -279,10 +279,10 @@ class ResolvedRecipe:
     @cached_property
     def is_plain(self) -> bool:
         """True for ordinary causal softmax attention, with or without a temperature."""
-        return self.is_as_written and self.recipe.score_bias is None
+        return self.is_causal and self.recipe.score_bias is None
 
     @cached_property
-    def is_as_written(self) -> bool:
+    def is_causal(self) -> bool:
         """True for causal attention to keys at their own positions, with or without a bias or a temperature."""
         recipe = self.recipe
         return (

@@ -172,7 +172,7 @@ def _readings_at(
     return found
 
 
-_kept_readings = lru_cache(4096)(_readings_at)
+_kept_readings = lru_cache(512)(_readings_at)  # each keeps up to eight, and their tables
 
 
 def _reading_at(

@@ -45,7 +45,7 @@ class LayerInPlace(NamedTuple):
 
 
 @dataclass
-class Kept:
+class LayersInPlace:
     """State of the layers of one cache between steps: ``decoding`` by kind of layer, and ``layers`` by index."""
 
     decoding: dict[Hashable, Decoding] = field(default_factory=dict)

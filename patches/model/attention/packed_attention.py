@@ -16,7 +16,7 @@ from patches.attention.log_sum_exp import widened
 from patches.attention.observation import Observer
 from patches.attention.paged.batch import PagedBatch
 from patches.batch.segments import Batch, packed_lengths
-from patches.model.attention.in_place import Kept, LayerInPlace
+from patches.model.attention.in_place import LayerInPlace, LayersInPlace
 from patches.model.attention.planning import Planning
 from patches.model.attention.segment_attention import SegmentAttention, num_sinks_of
 from patches.model.forward import Forwards
@@ -47,7 +47,7 @@ class PackedAttention:
         forward = self._forwards.current
         batch, paged, observer = forward.packed, forward.paged, forward.observer
         assert batch is not None, "the forward is of a padded batch"
-        kept: Kept | None = paged["cache"].kept if batch.places and batch.names and observer is None else None
+        kept: LayersInPlace | None = None if batch.places is None or observer is not None else paged["cache"].kept
         if kept is not None:
             known = kept.layers.get(index)
             if known is not None and known.has_begun(layer, batch):

@@ -1,7 +1,6 @@
 """The calls by which ordinary layers read the sequences of a packed row.
 
-While a few sequences decode, the Python between two products of the model takes as long as the mathematics. So a step
-decides once, for all layers alike, how each sequence reads its keys.
+A step decides once, for all layers alike, how each sequence reads its keys.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ class Planning:
         self, segment: Segment, recipe: ResolvedRecipe, length: int, steps: int, has_rings: bool
     ) -> Sequence[Reading]:
         """The readings of all keys at their own positions, in as many of the steps as the layer has them."""
-        if not recipe.is_as_written or recipe.recipe.attention_temperature:
+        if not recipe.is_causal or recipe.recipe.attention_temperature:
             return ()
         ends = range(segment.q_start + steps, segment.q_start, -1)
         places = range(segment.q_start, next(filter(self.layer.mask.is_causal_below, ends), segment.q_start))

@@ -16,22 +16,28 @@ from patches.model.recorded.calls import Calls
 def make_cheaper(calls: Calls) -> None:
     """Add and multiply by tensors in place of numbers, and rotate halves by one call. Nothing may write memory."""
     signed: dict[fx.Node, fx.Node] = {}
+    tensors: dict[str, fx.Node] = {}
     for node in list(calls.graph.nodes):
         if node in calls.pure and len(node.args) == 2 and not node.kwargs:
             if node.target in (torch.Tensor.add, torch.Tensor.mul):
-                _take_tensor(calls, node)
+                _take_tensor(calls, node, tensors)
             if node.target is torch.Tensor.mul:
                 _roll(calls, node, signed)
 
 
-def _take_tensor(calls: Calls, node: fx.Node) -> None:
-    """Have a number as a tensor. From a number, torch makes one in each call, and takes twice as long."""
+def _take_tensor(calls: Calls, node: fx.Node, tensors: dict[str, fx.Node]) -> None:
+    """Have a number as a tensor. From a number, torch makes one in each call, and takes twice as long.
+
+    Equal numbers are one of ``tensors``, so calls with equal arguments stay alike.
+    """
     source, number = node.args
     if isinstance(source, fx.Node) and isinstance(number, float) and calls.outputs[node].dtype == torch.float32:
-        tensor = torch.tensor(number, dtype=torch.float32)
+        tensor = torch.tensor(number, dtype=torch.float32, device="cpu")
         if _is_same(calls.outputs[node], calls.outputs[source], tensor, node.target):
             with calls.graph.inserting_before(node):
-                node.args = source, calls.constant(tensor)
+                if repr(number) not in tensors:  # that of -0.0 is another
+                    tensors[repr(number)] = calls.constant(tensor)
+                node.args = source, tensors[repr(number)]
 
 
 def _roll(calls: Calls, node: fx.Node, signed: dict[fx.Node, fx.Node]) -> None:
@@ -44,7 +50,7 @@ def _roll(calls: Calls, node: fx.Node, signed: dict[fx.Node, fx.Node]) -> None:
     if rotated is None or not isinstance(halves, fx.Node) or not isinstance(sines, fx.Node):
         return
     (root, *geometry), half, number = rotated, calls.outputs[halves].shape[-1] // 2, calls.outputs[sines]
-    if number.shape[-1] != 2 * half or sines in calls.constants:
+    if sines in calls.constants or number.shape[-1:] != (2 * half,):
         return
     by = _with_signs(number, half)
     whole = torch.as_strided(calls.outputs[root], *geometry)
@@ -63,9 +69,9 @@ def _rotated(calls: Calls, halves: Any) -> tuple[fx.Node, Any, Any, Any] | None:
     """Arguments of the view whose ``halves`` a call joins, the second one first and negated; None for other calls."""
     if not isinstance(halves, fx.Node) or halves.target is not torch.cat:
         return None
-    parts: Any
-    parts, *dim = (*halves.args, *halves.kwargs.values())
-    if len(parts) != 2 or dim != [-1] or parts[0].target is not torch.Tensor.neg:
+    parts: Any = halves.args[0] if halves.args else ()
+    is_last = (halves.args[1:], halves.kwargs) in (((-1,), {}), ((), {"dim": -1}))
+    if len(parts) != 2 or not is_last or parts[0].target is not torch.Tensor.neg:
         return None
     (second,), first = parts[0].args, parts[1]
     if any(each.target is not torch.as_strided or len(each.args) != 4 for each in (first, second)):
@@ -93,7 +99,7 @@ def repeat_in_place(calls: Calls) -> None:
         memory, flat, last = kept.get(kind, (None, None, len(order)))
         with calls.graph.inserting_before(node):
             if memory is None or flat is None or last >= order[node]:
-                whole = torch.empty(times, *row.shape, dtype=row.dtype)
+                whole = torch.empty(times, *row.shape, dtype=row.dtype, device="cpu")
                 memory, flat = calls.constant(whole), calls.constant(whole.view(-1))
             copied = calls.call(_copied, (memory, root, flat), calls.outputs[node])
         kept[kind] = memory, flat, max(order[user] for user in node.users)
@@ -110,7 +116,8 @@ def _repeated_rows(calls: Calls, node: fx.Node) -> tuple[fx.Node, int] | None:
     root: Any = view.args[0]
     size: Any = view.args[1]
     (stride, *offset), row = view.args[2:], calls.outputs[root]
-    is_whole = row.is_contiguous() and row.device.type == "cpu" and offset in ([], [0])
+    begins = root.op == "call_function" and (not offset or offset[0] == row.storage_offset() == 0)
+    is_whole = begins and row.is_contiguous() and row.device.type == "cpu"
     if not is_whole or len(size) != 2 or stride != (0, 1) or size[1] != row.numel():
         return None
     return root, size[0]

@@ -20,7 +20,7 @@ from transformers.generation.continuous_batching.continuous_api import (
 from transformers.generation.continuous_batching.requests import RequestState
 from typing_extensions import override
 
-from patches import Kept, PagedBackend, Patched
+from patches import LayersInPlace, PagedBackend, Patched
 from service.engine import THREAD_NAME
 from service.engine.adapter.cards.decode_rows import DecodeRows
 from service.engine.adapter.cards.graphs import DecodeGraphs
@@ -153,7 +153,7 @@ class EncodingManager(ContinuousBatchingManager):
         rows = self.patch.model.get_input_embeddings().weight.shape[0]  # prompts may have tokens without a logit
         token_bits = (max(rows, self.patch.num_logits) - 1).bit_length()
         own_keys = {"numbers": {}, "live_keys": {}, "token_bits": token_bits}
-        own_tables: dict[str, Any] = {"in_place": {}, "tables": {}, "kept": Kept()}
+        own_tables: dict[str, Any] = {"in_place": {}, "tables": {}, "kept": LayersInPlace()}
         adopt(processor.cache, EncodingCache, requests=self.requests, **own_keys, **own_tables)
         rows, cache = self._limits.max_requests_per_batch, processor.cache
         graphs = DecodeGraphs(self.patch, cache, rows, self.failures) if self._captures else None  # type: ignore[arg-type]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -76,6 +78,27 @@ def test_packed_rows_and_observers_do_not_nest() -> None:
         with pytest.raises(RuntimeError, match="begin outside of a forward"):
             logits_of(model, tokens)
         assert mass.layers == []
+
+
+def test_a_batch_ends_with_its_forward() -> None:
+    """The garbage collector would keep its tables for a while."""
+    model, tokens = tiny_model("llama")[1], tiny_tokens(1, 20)
+    gc.disable()
+    try:
+        with patched(model) as patch:
+            batch = packed_batch([(0, 0, 20)])
+            ended = weakref.ref(batch)
+            with patch.packed(batch, {"cu_seq_lens_k": torch.tensor([0, 20])}):
+                logits_of(model, tokens)
+            del batch
+            assert ended() is None
+    finally:
+        gc.enable()
+
+
+def test_a_sequence_in_places_has_a_name() -> None:
+    with pytest.raises(ValueError, match="names: each sequence in places needs one"):
+        packed_batch([(0, 20, 1)], [[range(64)]])
 
 
 def test_threads_have_forwards_of_their_own() -> None:

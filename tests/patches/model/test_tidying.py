@@ -121,6 +121,25 @@ def numbers(x: torch.Tensor) -> torch.Tensor:
     return x * 0.1 + 1e-6 + (x.bfloat16() * 0.1).float() + whole * 2.5 + (x.double() + 0.1).float()
 
 
+def multiplied_halves(x: torch.Tensor) -> torch.Tensor:
+    """By numbers that no sines are."""
+    y = x * GAIN
+    halves = torch.cat((-y[..., 8:], y[..., :8]), dim=-1)
+    return halves * 0.5 + halves * y.sum() + torch.cat(dim=-1, tensors=(-y[..., 8:], y[..., :8])) * y
+
+
+def normed_twice(x: torch.Tensor) -> torch.Tensor:
+    """Two layers read one input, each with its own weights."""
+    y = x * GAIN
+    one, two = (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6) for _ in range(2))
+    return one * GAIN + two + 0.0 * (x + -0.0)
+
+
+def strided_input(x: torch.Tensor) -> torch.Tensor:
+    """An input may begin in the middle of its memory, and its view where the memory begins."""
+    return of_columns(FIRST, torch.as_strided(x, (4, 16), (0, 1), 0).reshape(-1))
+
+
 def sums(x: torch.Tensor) -> torch.Tensor:
     """Sums of columns, each times a number: of one row, of two at once, and of one behind them."""
     one, two = (each.expand(4, 16).reshape(-1) for each in (x * 2.0, x * GAIN))
@@ -150,6 +169,8 @@ COMPUTE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
     "not rotated": (not_rotated, 20),
     "numbers": (numbers, 14),
     "sums": (sums, 24),
+    "multiplied halves": (multiplied_halves, 12),
+    "normed twice": (normed_twice, 11),
 }
 
 
@@ -256,6 +277,15 @@ def test_repeated_rows_take_turns_in_memory_of_the_list() -> None:
     assert len(copies) == 3
     assert len({node.args[0] for node in copies}) == 2
     recorder, _ = recorded(repeated, torch.randn(1, 16))
+    assert "_copied" not in targets(recorder)
+
+
+def test_an_input_begins_anywhere_in_its_memory() -> None:
+    memory = torch.randn(48)
+    recorder, function = recorded(strided_input, memory[16:32].view(1, 16))
+    for start in (0, 16, 32):
+        x = memory[start : start + 16].view(1, 16)
+        assert torch.equal(function(x), strided_input(x))
     assert "_copied" not in targets(recorder)
 
 

@@ -14,7 +14,7 @@ from transformers.generation.continuous_batching.cache_allocators import FULL_AT
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from typing_extensions import override
 
-from patches import Kept
+from patches import LayersInPlace
 from service.engine.adapter.pages.runs import forget
 from service.engine.adapter.pages.windowed import WindowedAllocator, allocator_of
 from service.engine.out_of_memory import whole_card
@@ -39,7 +39,7 @@ class EncodingCache(PagedAttentionCache):
     """Request id -> the runs of its places, from its first key on, in a step of single new tokens."""
     tables: dict[str, tuple[list[int], tuple[int, ...]]]
     """Request id -> its blocks, and their pages as layers number them."""
-    kept: Kept
+    kept: LayersInPlace
     """The state of layers between steps."""
 
     @property
