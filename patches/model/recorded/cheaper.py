@@ -1,6 +1,6 @@
 """Calls of a recorded list in a cheaper form, to the same bits.
 
-A form is taken if it has the call's bits and strides for the numbers that were recorded.
+A form that computes is taken if it has the call's bits and strides for the numbers that were recorded.
 """
 
 from __future__ import annotations
