@@ -3,46 +3,54 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks import evidence
+from benchmarks.paths import RESULTS
+from benchmarks.quality import evidence
 from benchmarks.timing import write
 
-NAMES = (
-    "scoring_equality",
-    "scoring_memory",
-    "scoring_speed",
-    "curve_speed",
-    "generate_speed",
-    "sampled_rows",
-    "patched_overhead",
-    "sweep_speed",
-    "recommend_regret",
-    "method_cost",
-    "method_table",
-    "recall_table",
-    "quantization",
-    "auto_mixture",
-    "dynamic_consistency",
-    "peers",
-    "load",
-    "affinity",
-    "siege",
-    "simulation_times",
-    "simulation_check",
-    "simulation_scale",
-    "job_sharing",
-)
-"""``gpu_suite`` is a separate command: ``python -m benchmarks.gpu_suite``."""
+FOLDERS = {
+    "speed": (
+        "scoring_memory",
+        "scoring_speed",
+        "curve_speed",
+        "generate_speed",
+        "sampled_rows",
+        "patched_overhead",
+        "sweep_speed",
+        "method_cost",
+    ),
+    "quality": (
+        "scoring_equality",
+        "recommend_regret",
+        "method_table",
+        "recall_table",
+        "quantization",
+        "auto_mixture",
+        "dynamic_consistency",
+    ),
+    "servers": (
+        "peers",
+        "load",
+        "siege",
+    ),
+    "replicas": (
+        "affinity",
+        "simulation_times",
+        "simulation_check",
+        "simulation_scale",
+        "job_sharing",
+    ),
+}
+"""Benchmarks by folder. ``gpu_suite`` is a separate command: ``python -m benchmarks.gpu_suite``."""
 
-RESULTS = Path(__file__).parent / "RESULTS.md"
+MODULES = {name: f"benchmarks.{folder}.{name}" for folder, names in FOLDERS.items() for name in names}
 
 
 def main(
-    names: Annotated[list[str] | None, typer.Argument(help=f"Any of: {', '.join(NAMES)}; all when absent.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help=f"Any of: {', '.join(MODULES)}; all when absent.")] = None,
     quick: Annotated[bool, typer.Option(help="A few rounds only: does it run, not what does it measure.")] = False,
     record: Annotated[
         bool, typer.Option(help="Write the tables into benchmarks/RESULTS.md and docs/evidence.md.")
@@ -52,12 +60,12 @@ def main(
     list_only: Annotated[bool, typer.Option("--list", help="Print what there is.")] = False,
 ) -> None:
     """Measure Ropeway against plain transformers; prints tables of ratios."""
-    unknown = sorted(set(names or ()) - set(NAMES))
+    unknown = sorted(set(names or ()) - set(MODULES))
     if unknown:
-        raise typer.BadParameter(f"no benchmark {', '.join(unknown)}; there are: {', '.join(NAMES)}")
+        raise typer.BadParameter(f"no benchmark {', '.join(unknown)}; there are: {', '.join(MODULES)}")
     shown = False
-    for name in names or NAMES:
-        module = importlib.import_module(f"benchmarks.{name}")
+    for name in names or MODULES:
+        module = importlib.import_module(MODULES[name])
         if list_only:
             typer.echo(f"{name:18} {(module.__doc__ or '').splitlines()[0]}")
             continue

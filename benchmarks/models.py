@@ -14,10 +14,10 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as token_models
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from benchmarks.paths import SHARED
 from patches import patched
 from service.models.memory.cache_size import cache_bytes_per_token
 
-SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 """Trained models and texts that are no part of the project; benchmarks run without them too."""
 
 ENCODINGS: tuple[dict[str, Any], ...] = (

@@ -21,6 +21,8 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.paths import RECORDED
+
 
 @dataclass(frozen=True)
 class Timings:
@@ -70,6 +72,15 @@ def interleaved(
     return Timings(seconds)
 
 
+def finish(work: Any) -> Any:
+    """Run a generator to its end and give its value."""
+    try:
+        while True:
+            next(work)
+    except StopIteration as stop:
+        return stop.value
+
+
 def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -79,7 +90,7 @@ def _synchronize() -> None:
 class Report:
     """One benchmark's table. ``notes`` are lines below it: what was absent, what a figure means.
 
-    ``pictures`` (PNG by name) and ``numbers`` (what JSON can hold) are written beside the results file.
+    ``pictures`` (PNG by name) and ``numbers`` (what JSON can hold) are written into a folder beside the results file.
     """
 
     name: str
@@ -110,21 +121,23 @@ class Report:
         if self.notes:
             lines += ["", *(f"- {note}" for note in self.notes)]
         for name in self.pictures:
-            lines += ["", f"![{name}]({name}.png)"]
+            lines += ["", f"![{name}]({RECORDED.name}/{name}.png)"]
         return "\n".join(lines) + "\n"
 
 
 def write(report: Report, path: Path) -> None:
-    """Replace the report's section in ``path``, or add it at the end; pictures and numbers go beside it."""
+    """Replace the report's section in ``path``, or add it at the end; a folder beside it has pictures and numbers."""
     head, *sections = path.read_text(encoding="utf-8").split("\n## ")
     kept = {section.partition("\n")[0].strip(): "## " + section.strip() + "\n" for section in sections}
     kept[report.name] = report.markdown()
     path.write_text("\n".join([head.strip() + "\n", *kept.values()]), encoding="utf-8")
+    folder = path.parent / RECORDED.name
+    folder.mkdir(exist_ok=True)
     for name, picture in report.pictures.items():
-        (path.parent / f"{name}.png").write_bytes(picture)
+        (folder / f"{name}.png").write_bytes(picture)
     if report.numbers is not None:
         recorded = {"machine": machine(), "notes": report.notes, **report.numbers}
-        (path.parent / f"{report.name}.json").write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
+        (folder / f"{report.name}.json").write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
 
 
 def machine() -> str:

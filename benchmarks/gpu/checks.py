@@ -10,11 +10,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
-from pathlib import Path
 
 from benchmarks.gpu.scale import Row, Scale
-
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.paths import ROOT
 
 WORKERS = ("-n", "4") if find_spec("xdist") else ()
 """Kernels are compiled for seconds each, so every file has several processes."""

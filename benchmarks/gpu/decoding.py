@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.generate_speed import concurrent, methods_of
 from benchmarks.gpu.engines import BATCH_TOKENS, answers, batching, cache_room, engine_of, generate
 from benchmarks.gpu.scale import Row, Scale, decoded_weights, peak, random_ids, reset_peak, twin_of
 from benchmarks.gpu.steps import Run, time_steps
 from benchmarks.models import BANDED, ENCODINGS, cached_bytes_per_token
+from benchmarks.speed.generate_speed import concurrent, methods_of
 from patches import patched
 from service.engine.choice import EngineChoice, choices
 

@@ -12,9 +12,9 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.streamers import BaseStreamer
 
-from benchmarks.generate_speed import concurrent, serving
 from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.steps import Arrivals
+from benchmarks.speed.generate_speed import concurrent, serving
 from patches import Method, Patched
 from service.engine.choice import EngineChoice, choices
 from service.engine.engine import Engine

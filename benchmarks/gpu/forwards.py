@@ -9,9 +9,8 @@ import torch
 from benchmarks.gpu.decoding import LONG
 from benchmarks.gpu.scale import Row, Scale, decoded_weights, peak, random_ids, reset_peak, twin_of
 from benchmarks.models import cached_bytes_per_token
-from benchmarks.patched_overhead import DECODED, decoder, prefill
-from benchmarks.scoring_equality import finish
-from benchmarks.timing import interleaved
+from benchmarks.speed.patched_overhead import DECODED, decoder, prefill
+from benchmarks.timing import finish, interleaved
 from patches import parse, patched
 from service.evaluation import scoring
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import evidence, method_cost
-from benchmarks.method_table import DRAWN, MORE, applicable
+from benchmarks.quality import evidence
+from benchmarks.quality.method_table import DRAWN, MORE, applicable
+from benchmarks.speed import method_cost
 from benchmarks.timing import Report, write
 from benchmarks.typical import REACH, typical
 from patches import METHODS, RopeGeometry, parse, patched, resolve
@@ -29,7 +30,7 @@ GEOMETRIES = [
 
 
 def test_the_measured_tables_are_the_recorded_numbers() -> None:
-    """Regenerate with: python -m benchmarks.evidence"""
+    """Regenerate with: python -m benchmarks.quality.evidence"""
     for page in (EVIDENCE, WHOLE, QUANTIZATION):
         assert evidence.filled(page, evidence.recorded()) == page
 
@@ -74,12 +75,13 @@ def test_recording_writes_pictures_and_numbers_beside_the_results(tmp_path: Path
     results.write_text("# Results\n", encoding="utf-8")
     numbers = {"multiples": [1], "models": [{"a": 0.1}]}
     write(Report("first", "title", ("what",), notes=["short"], pictures={"first-x": b"png"}, numbers=numbers), results)
-    assert (tmp_path / "first-x.png").read_bytes() == b"png"
-    assert "![first-x](first-x.png)" in results.read_text(encoding="utf-8")
+    folder = tmp_path / "recorded"
+    assert (folder / "first-x.png").read_bytes() == b"png"
+    assert "![first-x](recorded/first-x.png)" in results.read_text(encoding="utf-8")
     for other in ("dynamic_consistency", "recall_table", "quantization"):
-        (tmp_path / f"{other}.json").write_text("{}", encoding="utf-8")
-    (tmp_path / "first.json").rename(tmp_path / "method_table.json")
-    again = evidence.recorded(tmp_path)["method_table"]
+        (folder / f"{other}.json").write_text("{}", encoding="utf-8")
+    (folder / "first.json").rename(folder / "method_table.json")
+    again = evidence.recorded(folder)["method_table"]
     assert again.pop("machine")
     assert again == {"notes": ["short"], **numbers}
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks import peer_servers, peers
-from benchmarks.peer_servers import Peer
+from benchmarks.servers import peer_servers, peers
+from benchmarks.servers.peer_servers import Peer
 from benchmarks.timing import Report, Timings
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import siege
-from benchmarks.load import Served
+from benchmarks.servers import siege
+from benchmarks.servers.load import Served
 from service.models.checkpoint.loading import DEMO
 from tests.service.serving import process
 

@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulation.cluster import Autoscaling, Cluster, Outcome, simulate
-from benchmarks.simulation.experiments import Bench, by_replicas
-from benchmarks.simulation.times import RECORDED, Burst, ServiceTimes, fitted, recorded
-from benchmarks.simulation.workload import Request, Workload
+from benchmarks.paths import RECORDED
+from benchmarks.replicas.simulation.cluster import Autoscaling, Cluster, Outcome, simulate
+from benchmarks.replicas.simulation.experiments import Bench, by_replicas
+from benchmarks.replicas.simulation.times import Burst, ServiceTimes, fitted, recorded
+from benchmarks.replicas.simulation.workload import Request, Workload
 
 TIMES = ServiceTimes(
     request_s=0.002, step_s=0.006, decode_s=0.0005, read_s=1e-6, prefill_s=0.00005, start_s=8.0, cache_tokens=8192
@@ -118,7 +119,7 @@ def test_the_fit_finds_the_times_of_the_bursts() -> None:
 
 def test_the_recorded_numbers_are_those_of_this_code() -> None:
     """Regenerate with: python -m benchmarks simulation_scale --record"""
-    rows = json.loads(RECORDED.with_name("simulation_scale.json").read_text(encoding="utf-8"))["replicas"]
+    rows = json.loads((RECORDED / "simulation_scale.json").read_text(encoding="utf-8"))["replicas"]
     assert [rows[0]] == [
         pytest.approx(row) for row in by_replicas(Bench(recorded()), (1,), 0.5) if row["policy"] == "affinity"
     ]

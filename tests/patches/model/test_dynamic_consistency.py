@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 
-from benchmarks.dynamic_consistency import growing_base
+from benchmarks.quality.dynamic_consistency import growing_base
 from patches import Patched, encode, parse, patched
 from tests.methods import Fields
 from tests.models import TRAINED_LENGTH, tiny_model, tiny_tokens

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.load_clients import Tally, load
-from benchmarks.load_requests import Answer, Client, Drawing, Pool, ask_alone
+from benchmarks.servers.load_clients import Tally, load
+from benchmarks.servers.load_requests import Answer, Client, Drawing, Pool, ask_alone
 from service.engine.engine import Engine
 from service.errors import ApiError
 from tests.service.conftest import TEXT

@@ -13,7 +13,7 @@ import typer
 from transformers import AutoConfig, DynamicCache, PreTrainedModel
 from typer.testing import CliRunner
 
-from benchmarks.family_table import EXTENSIONS, compared, family_of
+from benchmarks.quality.family_table import EXTENSIONS, compared, family_of
 from patches import Patched, parse, patched
 from service.engine.engine import Engine
 from service.models.architecture import FAMILIES, RopewayDemoConfig

@@ -1,0 +1,1 @@
+"""Results of scores: tables of methods, and equality with plain transformers."""

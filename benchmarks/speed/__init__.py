@@ -1,0 +1,1 @@
+"""Time, memory and cost, against plain transformers and of methods among themselves."""
