@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli.client import client_of
-from service.cli.measuring import show
 from service.cli.server import local_server
+from service.cli.shared.client import client_of
+from service.cli.shared.measuring import show
 from service.client import Ropeway
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.perplexity.tables import perplexity_markdown

@@ -21,7 +21,7 @@ from service.cli.keys import keys
 from service.cli.listings import methods, models
 from service.cli.scale import scale
 from service.cli.serve import serve
-from service.cli.terminal import stderr
+from service.cli.shared.terminal import stderr
 
 app = typer.Typer(
     name="ropeway",

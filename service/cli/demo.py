@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from service.cli.client import client_of
-from service.cli.files import check_folder, picture
 from service.cli.generate import panels, resolved_line
-from service.cli.measuring import show
-from service.cli.options import encodings
-from service.cli.progress import progress
-from service.cli.terminal import fail, loading, printable, status, stdout
+from service.cli.shared.client import client_of
+from service.cli.shared.files import check_folder, picture
+from service.cli.shared.measuring import show
+from service.cli.shared.options import encodings
+from service.cli.shared.progress import progress
+from service.cli.shared.terminal import fail, loading, printable, status, stdout
 
 if TYPE_CHECKING:
     from service.client import Progress, Result, Ropeway

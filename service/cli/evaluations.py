@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from service.cli.budget import MINUTES, minutes_of, tokens_within
-from service.cli.client import connected
-from service.cli.files import check_outputs, save
-from service.cli.measuring import (
+from service.cli.shared.budget import MINUTES, minutes_of, tokens_within
+from service.cli.shared.client import connected
+from service.cli.shared.files import check_outputs, save
+from service.cli.shared.measuring import (
     AsCsv,
     AsJson,
     Files,
@@ -31,9 +31,9 @@ from service.cli.measuring import (
     refuse_without_effect,
     show_early,
 )
-from service.cli.options import Encodings, ModelName, Server, encodings_option
-from service.cli.progress import progress
-from service.cli.terminal import fail, new_table, print_table, stderr, stdout
+from service.cli.shared.options import Encodings, ModelName, Server, encodings_option
+from service.cli.shared.progress import progress
+from service.cli.shared.terminal import fail, new_table, print_table, stderr, stdout
 from service.evaluation.catalogue import EVALUATIONS, Evaluation
 
 if TYPE_CHECKING:

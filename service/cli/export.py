@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from service.cli.client import connected
 from service.cli.listings import AsJson
-from service.cli.options import ModelName, Server, encodings, method_names
-from service.cli.terminal import stderr
+from service.cli.shared.client import connected
+from service.cli.shared.options import ModelName, Server, encodings, method_names
+from service.cli.shared.terminal import stderr
 
 if TYPE_CHECKING:
     from service.api.responses import ExportResult

@@ -13,10 +13,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from service.cli.client import connected
-from service.cli.files import decoded
-from service.cli.options import Encodings, ModelName, Server, check_body, encodings
-from service.cli.terminal import printable, stderr, stdout
+from service.cli.shared.client import connected
+from service.cli.shared.files import decoded
+from service.cli.shared.options import Encodings, ModelName, Server, check_body, encodings
+from service.cli.shared.terminal import printable, stderr, stdout
 
 if TYPE_CHECKING:
     from service.client import ResultEnd, Ropeway

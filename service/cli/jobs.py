@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from service.cli.client import connected
 from service.cli.evaluations import IncludeText, finding_again, finish
-from service.cli.files import check_files, refuse_several, save
-from service.cli.measuring import AsCsv, AsJson, show, show_early
-from service.cli.terminal import new_table, print_table, printable, stdout
+from service.cli.shared.client import connected
+from service.cli.shared.files import check_files, refuse_several, save
+from service.cli.shared.measuring import AsCsv, AsJson, show, show_early
+from service.cli.shared.terminal import new_table, print_table, printable, stdout
 from service.jobs.records import JobState
 
 if TYPE_CHECKING:

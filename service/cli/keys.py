@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from service.cli.terminal import fail, new_table, print_table, printable, stderr, stdout
+from service.cli.shared.terminal import fail, new_table, print_table, printable, stderr, stdout
 
 keys = typer.Typer(help="API keys: new, list, revoke.", no_args_is_help=True)
 

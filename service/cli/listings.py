@@ -10,10 +10,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from service.cli.client import connected
-from service.cli.files import check_folder, refuse_several
-from service.cli.options import ModelName, Server, method_names
-from service.cli.terminal import fail, new_table, print_table, printable, stdout
+from service.cli.shared.client import connected
+from service.cli.shared.files import check_folder, refuse_several
+from service.cli.shared.options import ModelName, Server, method_names
+from service.cli.shared.terminal import fail, new_table, print_table, printable, stdout
 from service.reports.schema import default_text, type_text
 
 if TYPE_CHECKING:

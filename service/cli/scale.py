@@ -12,7 +12,7 @@ import typer
 
 from service.cli.listings import AsJson
 from service.cli.serve import assignments
-from service.cli.terminal import fail, new_table, print_table, printable, stderr, stdout
+from service.cli.shared.terminal import fail, new_table, print_table, printable, stderr, stdout
 
 if TYPE_CHECKING:
     from service.scale.private_names import ClusterClient

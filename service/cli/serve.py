@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.text import Text
 
-from service.cli.terminal import fail, new_table, print_table
+from service.cli.shared.terminal import fail, new_table, print_table
 from service.engine import SWITCH_S, THREAD_NAME
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 from service.api.http import key_file
 from service.api.http.access import ApiKeys
 from service.api.http.key_file import InvalidKeyFile, hash_of, read_hashes
-from service.cli.client import client_of
 from service.cli.commands import app as ropeway
+from service.cli.shared.client import client_of
 from service.models.checkpoint.loading import load
 from service.settings import Settings
 from tests.service.api.conftest import ANN, BOB, GENERATE

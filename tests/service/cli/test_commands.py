@@ -13,8 +13,9 @@ from unittest.mock import Mock
 import httpx
 import pytest
 
-from service.cli import client, server
-from service.cli.options import lengths
+from service.cli import server
+from service.cli.shared import client
+from service.cli.shared.options import lengths
 from service.client import Ropeway
 from service.evaluation.documents import BUILT_IN, language_reference
 from service.evaluation.perplexity.results import PerplexityResult

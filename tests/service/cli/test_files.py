@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from service.cli.files import documents
+from service.cli.shared.files import documents
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from unittest.mock import Mock
 import pytest
 import typer
 
-from service.cli import progress
 from service.cli.evaluations import finding_again
+from service.cli.shared import progress
 from service.client import Ropeway, UnitDone
 from tests.conftest import ROOT
 from tests.forks.parent import SERVERS

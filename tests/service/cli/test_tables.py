@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.table import Table
 
-from service.cli.terminal import new_table, print_table, stdout
+from service.cli.shared.terminal import new_table, print_table, stdout
 from service.client import Ropeway
 from service.evaluation.results import Overview
 from service.reports.terminal import table_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.cli.options import encodings, method_names
+from service.cli.shared.options import encodings, method_names
 from tests.service.cli.shell import ropeway
 from tests.service.policy.conftest import RANGES
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from service.cli.terminal import stderr
+from service.cli.shared.terminal import stderr
 
 if TYPE_CHECKING:
     from service.client import Ropeway

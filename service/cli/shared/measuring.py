@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from service.cli.files import documents, picture, save
-from service.cli.options import check_body, different, encodings, lengths
-from service.cli.terminal import new_table, print_table, printable, stderr, stdout
+from service.cli.shared.files import documents, picture, save
+from service.cli.shared.options import check_body, different, encodings, lengths
+from service.cli.shared.terminal import new_table, print_table, printable, stderr, stdout
 
 if TYPE_CHECKING:
     from service.client import EvaluationResult, Ropeway

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from service.cli.terminal import fail, stderr
+from service.cli.shared.terminal import fail, stderr
 
 if TYPE_CHECKING:
     from service.evaluation.results import EvaluationResult

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from service.cli.terminal import fail, loading
+from service.cli.shared.terminal import fail, loading
 
 if TYPE_CHECKING:
     from service.client import Ropeway

@@ -1,0 +1,1 @@
+"""Parts of several commands: their server, options, files, progress and consoles."""
