@@ -29,9 +29,9 @@ from service.api.http.scope import RequestScope, Traffic
 from service.api.jobs import events, files, routes
 from service.api.quotas import TokenRate
 from service.api.responses import failures
+from service.jobs.database.calls import StoreCalls
+from service.jobs.database.opening import StoreOutOfReach, StoreUnusable, default_url
 from service.jobs.runner import CLOSE_S, JobRunner
-from service.jobs.storage.calls import StoreCalls
-from service.jobs.storage.database import StoreOutOfReach, StoreUnusable, default_url
 from service.jobs.storage.store import JobStore
 from service.metrics import Metrics
 from service.models.checkpoint.loading import ModelLoadError

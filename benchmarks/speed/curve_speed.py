@@ -19,7 +19,7 @@ METHODS = ({"method": "default"}, {"method": "yarn", "factor": 8.0}, {"method": 
 class _Bytes:
     """Replaces a tokenizer: random tokens are one byte each."""
 
-    def decode(self, token_ids: list[int]) -> str:
+    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
         return "x" * len(token_ids)
 
 

@@ -13,7 +13,7 @@ from service.api.responses import AutoChoice, AutoRanges
 from service.api.store import store_of, stored
 from service.errors import bad_request
 from service.evaluation.request import EvaluationRequest
-from service.jobs.storage.database import StoreOutOfReach
+from service.jobs.database.opening import StoreOutOfReach
 from service.models.policies import auto_by_rule, check_weights
 from service.models.registry import ServedModel
 from service.policy.auto import AUTO, Auto

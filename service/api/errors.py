@@ -35,7 +35,7 @@ from service.errors import (
 )
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.scoring import NotANumber
-from service.jobs.storage.database import StoreOutOfReach
+from service.jobs.database.opening import StoreOutOfReach
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
 from service.models.parallel import LOST
 from service.models.registry import UnknownModel

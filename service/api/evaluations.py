@@ -24,8 +24,8 @@ from service.evaluation.documents import BUILT_IN
 from service.evaluation.request import EvaluationRequest
 from service.evaluation.results import EvaluationResult, Progress
 from service.evaluation.unit import Measured, Outcome, Plan, run_units
+from service.jobs.database.opening import StoreOutOfReach
 from service.jobs.records import JobInfo
-from service.jobs.storage.database import StoreOutOfReach
 from service.jobs.storage.results import Packed, written_and_packed
 from service.models.registry import ModelRegistry
 from service.reports.rendered import PAGE, PageOptions

@@ -7,7 +7,7 @@ from typing import ParamSpec, TypeVar
 
 from fastapi import Request
 
-from service.jobs.storage.calls import StoreCalls
+from service.jobs.database.calls import StoreCalls
 from service.jobs.storage.store import JobStore
 
 STORE_S = 10.0

@@ -122,7 +122,7 @@ def _end_at_once() -> NoReturn:
 def _end() -> None:
     """Exit with 0, or 1 after the loss of a rank. Python itself would wait for a thread that hangs in a step, or crash
     on it. It would wait for one that hangs in the database too."""
-    from service.jobs.storage import calls
+    from service.jobs.database import calls
     from service.models.parallel import LOST
 
     code = 1 if LOST.is_set() else 0

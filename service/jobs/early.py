@@ -13,12 +13,12 @@ from sqlalchemy.orm import undefer
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.results import EvaluationResult, Part, Partial
 from service.evaluation.unit import Outcome, Plan
+from service.jobs.database.opening import Database
+from service.jobs.database.tables import FinishedUnit, Job
 from service.jobs.planning import planned, replayed, request_of
 from service.jobs.records import ENDED_EARLY, JobState
 from service.jobs.storage import results
-from service.jobs.storage.database import Database
 from service.jobs.storage.results import Packed
-from service.jobs.storage.tables import FinishedUnit, Job
 from service.models.registry import ModelRegistry, UnknownModel
 from service.settings import Settings
 

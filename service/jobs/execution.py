@@ -18,9 +18,9 @@ from service.engine.out_of_memory import OutOfMemory
 from service.errors import ApiError
 from service.evaluation.unit import Outcome
 from service.jobs.active import ActiveJob, ActiveJobs
+from service.jobs.database.calls import RETRY_S, PatientCalls
 from service.jobs.planning import planned, request_of
 from service.jobs.records import AtWork
-from service.jobs.storage.calls import RETRY_S, PatientCalls
 from service.jobs.storage.queue import Claimed, JobQueue, LeaseLost, Recorded, Taken
 from service.jobs.storage.results import Packed, pack
 from service.jobs.storage.units import ClaimedUnit, Finished

@@ -17,10 +17,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.engine.failures import EngineStopping
 from service.errors import ApiError
 from service.jobs.active import ActiveJob, ActiveJobs
+from service.jobs.database.calls import PatientCalls, StoreCalls
+from service.jobs.database.opening import StoreOutOfReach
 from service.jobs.execution import Execution
 from service.jobs.signals import within
-from service.jobs.storage.calls import PatientCalls, StoreCalls
-from service.jobs.storage.database import StoreOutOfReach
 from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.units import ClaimedUnit

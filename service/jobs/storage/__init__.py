@@ -1,1 +1,1 @@
-"""The database of jobs: tables, migrations, and the queries of owners and runners."""
+"""Queries of the database of jobs, by its owners and runners."""

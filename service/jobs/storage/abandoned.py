@@ -9,11 +9,11 @@ import structlog
 from sqlalchemy import and_, case, func, select, update
 from sqlalchemy.orm import Session
 
+from service.jobs.database.opening import Database
+from service.jobs.database.tables import Job, UnfinishedUnit
 from service.jobs.storage import units
-from service.jobs.storage.database import Database
 from service.jobs.storage.outcomes import changed
 from service.jobs.storage.owner import Owner
-from service.jobs.storage.tables import Job, UnfinishedUnit
 from service.jobs.storage.units import now
 
 MOST_CLAIMS = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from service.jobs.storage.tables import Job
+from service.jobs.database.tables import Job
 
 
 def give_number(session: Session, job: Job) -> None:

@@ -15,9 +15,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from service.evaluation.unit import Outcome
+from service.jobs.database.opening import Database
+from service.jobs.database.tables import FinishedUnit, Job, StoredOutcome
 from service.jobs.records import UNFINISHED
-from service.jobs.storage.database import Database
-from service.jobs.storage.tables import FinishedUnit, Job, StoredOutcome
 
 log = structlog.get_logger()
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy.orm import Session
 
-from service.jobs.storage.tables import StoredPolicy
+from service.jobs.database.tables import StoredPolicy
 from service.policy.policy import Policy, parse_policy
 
 

@@ -21,14 +21,14 @@ from sqlalchemy.orm import Session, undefer
 
 from service.evaluation.cost import Cost
 from service.evaluation.unit import Outcome
+from service.jobs.database.opening import Database
+from service.jobs.database.tables import Job, UnfinishedUnit
 from service.jobs.records import UNFINISHED, JobState
 from service.jobs.storage import outcomes, results, units
 from service.jobs.storage.abandoned import free_abandoned, give_up_if_stuck, is_gone
-from service.jobs.storage.database import Database
 from service.jobs.storage.outcomes import changed
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.results import Packed
-from service.jobs.storage.tables import Job, UnfinishedUnit
 from service.jobs.storage.units import ClaimedUnit, Finished, now
 
 PLANNED = exists().where(UnfinishedUnit.job == Job.number)

@@ -13,7 +13,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from service.evaluation.results import EvaluationResult
-from service.jobs.storage.tables import StoredResult
+from service.jobs.database.tables import StoredResult
 
 
 class Packed(NamedTuple):

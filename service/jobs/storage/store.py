@@ -15,15 +15,15 @@ from sqlalchemy.orm import Session
 
 from service import context
 from service.evaluation.request import EvaluationRequest
+from service.jobs.database.opening import CONNECTIONS, Database
+from service.jobs.database.tables import FinishedUnit, Job, StoredResult, written
 from service.jobs.planning import asked_by, body_of
 from service.jobs.records import ENDED_EARLY, UNFINISHED, AtWork, JobInfo, JobState, UnitDone
 from service.jobs.storage import policies, results, units
-from service.jobs.storage.database import CONNECTIONS, Database
 from service.jobs.storage.numbers import give_number
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
 from service.jobs.storage.results import Packed
-from service.jobs.storage.tables import FinishedUnit, Job, StoredResult, written
 from service.policy.policy import Policy
 
 ID = re.compile(r"[0-9a-f]{32}")

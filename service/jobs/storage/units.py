@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import DateTime, and_, delete, exists, func, insert, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
+from service.jobs.database.tables import FinishedUnit, Job, StoredOutcome, UnfinishedUnit
 from service.jobs.storage.outcomes import changed
-from service.jobs.storage.tables import FinishedUnit, Job, StoredOutcome, UnfinishedUnit
 
 VALUES = 500
 """Values in one statement; databases take some thousands at most."""

@@ -15,9 +15,9 @@ from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.results import EvaluationResult
 from service.evaluation.unit import Plan, evaluate
+from service.jobs.database.calls import StoreCalls
 from service.jobs.records import JobInfo
 from service.jobs.runner import JobRunner
-from service.jobs.storage.calls import StoreCalls
 from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings

@@ -14,7 +14,7 @@ from sqlalchemy import make_url
 from service.evaluation.perplexity.plan import WindowsUnit
 from service.evaluation.unit import Outcome
 from service.jobs import execution
-from service.jobs.storage import calls
+from service.jobs.database import calls
 from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings

@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 
 from service.api.errors import as_api_error
+from service.jobs.database.calls import StoreCalls
+from service.jobs.database.opening import Database
 from service.jobs.runner import JobRunner
 from service.jobs.storage import abandoned
-from service.jobs.storage.calls import StoreCalls
-from service.jobs.storage.database import Database
 from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings

@@ -20,9 +20,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 from service.evaluation.perplexity.request import PerplexityRequest
-from service.jobs.storage.database import VERSION_TABLE, Database, StoreUnusable, _config, default_url
+from service.jobs.database.opening import VERSION_TABLE, Database, StoreUnusable, _config, default_url
+from service.jobs.database.tables import VERSION, Base
 from service.jobs.storage.store import JobStore
-from service.jobs.storage.tables import VERSION, Base
 from tests.conftest import ROOT as REPOSITORY
 from tests.forks.process import forked
 from tests.service.jobs import server
@@ -41,7 +41,7 @@ def test_migrations_make_exactly_the_tables(url: str) -> None:
 
 OPENED = """
 import sys
-from service.jobs.storage.database import Database
+from service.jobs.database.opening import Database
 Database(sys.argv[1]).close()
 print("alembic" in sys.modules)
 """

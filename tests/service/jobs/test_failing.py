@@ -18,13 +18,13 @@ from service.api.errors import as_api_error
 from service.engine.failures import EngineFailed
 from service.evaluation.perplexity.plan import WindowsUnit
 from service.evaluation.unit import Outcome
+from service.jobs.database.calls import StoreCalls
+from service.jobs.database.tables import StoredOutcome, UnfinishedUnit
 from service.jobs.execution import MOST_RETRIES
 from service.jobs.runner import JobRunner
 from service.jobs.storage import outcomes
-from service.jobs.storage.calls import StoreCalls
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.queue import JobQueue
-from service.jobs.storage.tables import StoredOutcome, UnfinishedUnit
 from service.sharing.admission import QueueFull
 from service.sharing.workers import MAX_WAITING, Workers
 from tests.service.jobs.adding import planned, queue_of

@@ -14,8 +14,8 @@ from sqlalchemy import select
 
 from service.evaluation.catalogue import plan_of
 from service.evaluation.perplexity.request import PerplexityRequest
+from service.jobs.database.tables import FinishedUnit
 from service.jobs.storage.store import JobStore
-from service.jobs.storage.tables import FinishedUnit
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.forks.process import Forked, forked

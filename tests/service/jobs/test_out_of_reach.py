@@ -18,9 +18,9 @@ import pytest
 from fastapi import FastAPI
 
 from service.api import store
-from service.jobs.storage import calls, database
-from service.jobs.storage.calls import PatientCalls, StoreCalls
-from service.jobs.storage.database import StoreOutOfReach
+from service.jobs.database import calls, opening
+from service.jobs.database.calls import PatientCalls, StoreCalls
+from service.jobs.database.opening import StoreOutOfReach
 from tests.service.jobs.postgres import frozen
 from tests.service.jobs.test_routes import BODY, ended, submitted
 from tests.service.serving import ends, generate, process, serving, wait_for
@@ -28,7 +28,7 @@ from tests.service.serving import ends, generate, process, serving, wait_for
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "BUSY_S", 0.2)
+    monkeypatch.setattr(opening, "BUSY_S", 0.2)
     monkeypatch.setattr(store, "STORE_S", 1.0)
     monkeypatch.setattr(calls, "LONGEST_RETRY_S", 0.5)
 

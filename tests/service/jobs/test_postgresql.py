@@ -9,10 +9,10 @@ from contextlib import suppress
 import pytest
 from sqlalchemy import select, text
 
-from service.jobs.storage import database, postgresql
-from service.jobs.storage.database import Database, StoreOutOfReach
+from service.jobs.database import opening, postgresql
+from service.jobs.database.opening import Database, StoreOutOfReach
+from service.jobs.database.tables import Job
 from service.jobs.storage.store import JobStore
-from service.jobs.storage.tables import Job
 from tests.service.jobs.adding import add
 from tests.service.jobs.postgres import frozen, silent
 from tests.service.serving import wait_for
@@ -21,7 +21,7 @@ from tests.service.serving import wait_for
 def test_a_server_that_stops_within_a_transaction_loses_its_locks(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "BUSY_S", 0.2)
+    monkeypatch.setattr(opening, "BUSY_S", 0.2)
     monkeypatch.setattr(postgresql, "IDLE_S", 1.0)
     stopped, other = JobStore(postgres_url), JobStore(postgres_url)
     job = add(stopped)
@@ -47,15 +47,15 @@ def test_a_server_that_stops_within_a_transaction_loses_its_locks(
 
 
 def test_a_migration_of_another_process_is_waited_for(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "BUSY_S", 0.1)
+    monkeypatch.setattr(opening, "BUSY_S", 0.1)
     migrating = Database(postgres_url)
     with ThreadPoolExecutor(1) as pool:
         with migrating.writing() as session:
-            session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": database.LOCK})
-            opening = pool.submit(Database, postgres_url)
+            session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": opening.LOCK})
+            waiting = pool.submit(Database, postgres_url)
             time.sleep(0.5)
-            assert not opening.done()
-        opening.result(30).close()
+            assert not waiting.done()
+        waiting.result(30).close()
     migrating.close()
 
 

@@ -17,6 +17,7 @@ from sqlalchemy import select, text, update
 from structlog.testing import CapturingLogger
 
 from service.evaluation.cost import Cost
+from service.jobs.database.tables import Job, StoredOutcome
 from service.jobs.records import AtWork
 from service.jobs.storage import outcomes, owner
 from service.jobs.storage.abandoned import MOST_CLAIMS
@@ -25,7 +26,6 @@ from service.jobs.storage.owner import Owner
 from service.jobs.storage.queue import LeaseLost, Recorded
 from service.jobs.storage.results import Packed
 from service.jobs.storage.store import JobStore
-from service.jobs.storage.tables import Job, StoredOutcome
 from tests.service.jobs.adding import DATA, LEASE_S, add, claimed, enter, queue_of, taken, unit
 
 

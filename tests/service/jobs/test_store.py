@@ -12,9 +12,9 @@ from sqlalchemy import delete, event, insert, select, text
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.perplexity.request import PerplexityRequest
+from service.jobs.database.tables import Job
 from service.jobs.storage.refusals import IdempotencyMismatch, JobUnfinished, UnknownJob
 from service.jobs.storage.store import JobStore
-from service.jobs.storage.tables import Job
 from service.policy.policy import Policy
 from tests.service.jobs.adding import add, queue_of
 from tests.service.jobs.bench import body

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from service.api.http.access import ApiKeys
 from service.api.http.key_file import hash_of
-from service.jobs.storage.database import StoreOutOfReach
+from service.jobs.database.opening import StoreOutOfReach
 from service.policy.policy import Policy, parse_policy
 from tests.methods import rows
 from tests.service.policy.conftest import RANGES

@@ -2,8 +2,8 @@
 
 from alembic import context
 
-from service.jobs.storage.database import VERSION_TABLE
-from service.jobs.storage.tables import Base
+from service.jobs.database.opening import VERSION_TABLE
+from service.jobs.database.tables import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

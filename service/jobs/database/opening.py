@@ -23,7 +23,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
-from service.jobs.storage.tables import VERSION, Base
+from service.jobs.database.tables import VERSION, Base
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -197,7 +197,7 @@ def _refuse_strangers(url: URL) -> None:
 def _engine(url: URL, connections: int) -> Engine:
     pool: dict[str, Any] = {"pool_size": connections, "max_overflow": 4, "pool_timeout": BUSY_S}
     if url.get_backend_name() == "postgresql":
-        from service.jobs.storage import postgresql  # needs the extra
+        from service.jobs.database import postgresql  # needs the extra
 
         return postgresql.opened(url, BUSY_S, **pool)
     engine = create_engine(url, connect_args={"timeout": BUSY_S}, **pool)
@@ -220,7 +220,7 @@ def _config(connection: Connection | None = None) -> Config:
     from alembic.config import Config
 
     config = Config()
-    config.set_main_option("script_location", "service.jobs.storage:migrations")
+    config.set_main_option("script_location", "service.jobs.database:migrations")
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     return config

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
-from service.jobs.storage.database import CONNECTIONS, StoreOutOfReach
+from service.jobs.database.opening import CONNECTIONS, StoreOutOfReach
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")

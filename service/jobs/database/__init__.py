@@ -1,0 +1,1 @@
+"""The database of jobs: opened, with its tables and migrations."""
