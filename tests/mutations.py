@@ -58,13 +58,13 @@ class Mutation:
         return path.read_text(encoding="utf-8").count(self.text)
 
 
-CARD = "tests/service/engine/test_card.py"
-PAGED_ATTENTION = "tests/service/engine/test_paged_attention.py"
+CARD = "tests/service/engine/cards/test_card.py"
+PAGED_ATTENTION = "tests/service/engine/adapter/test_paged_attention.py"
 FUSED = "tests/patches/attention/test_fused.py"
-IN_PLACE = "tests/service/engine/test_in_place.py"
+IN_PLACE = "tests/service/engine/decode/test_in_place.py"
 PLAN, RINGS = "tests/patches/attention/decode/test_plan.py", "tests/patches/attention/decode/sums/test_rings.py"
 STEPS = "tests/patches/model/test_steps_ahead.py"
-PLANS = "tests/service/engine/test_decoding_plans.py"
+PLANS = "tests/service/engine/decode/test_decoding_plans.py"
 STRIDED = "tests/patches/attention/decode/test_strided.py"
 RAGGED = "tests/patches/attention/decode/sums/test_ragged.py"
 TABLES = "tests/patches/attention/decode/test_tables.py"
@@ -76,12 +76,12 @@ PAPER = "tests/patches/attention/test_paper_parity.py"
 SCORES = "tests/patches/attention/test_scores.py"
 DECODE = "tests/patches/model/test_decode.py"
 SLOTS = "tests/patches/model/test_slots.py"
-TIDYING = "tests/patches/model/test_tidying.py"
-RECORDING = "tests/patches/model/test_recording.py"
+TIDYING = "tests/patches/model/recorded/test_tidying.py"
+RECORDING = "tests/patches/model/recorded/test_recording.py"
 RECIPE = "tests/patches/encoding/test_recipe.py"
 TEMPERATURE = "tests/patches/encoding/test_temperature.py"
-PADDING = "tests/patches/model/test_padding.py"
-PARITY = "tests/patches/model/test_transformers_parity.py"
+PADDING = "tests/patches/model/library/test_padding.py"
+PARITY = "tests/patches/model/library/test_transformers_parity.py"
 MAPS = "tests/patches/methods/test_position_maps.py"
 RECOMMEND = "tests/service/evaluation/recommend/test_answer.py"
 PICTURES = "tests/service/figures/test_pictures.py"
@@ -90,18 +90,18 @@ EXPORTS = "tests/service/export/test_targets.py"
 BIASES = "tests/patches/methods/test_biases.py"
 FREQUENCIES = "tests/patches/methods/test_frequencies.py"
 ENGINE = "tests/service/engine/test_engine.py"
-SAMPLING = "tests/service/engine/test_sampling.py"
-GRAPHS = "tests/service/engine/test_graphs.py"
-AHEAD = "tests/service/engine/test_ahead.py"
-LATE = "tests/service/engine/test_late.py"
+SAMPLING = "tests/service/engine/sampling/test_sampling.py"
+GRAPHS = "tests/service/engine/cards/test_graphs.py"
+AHEAD = "tests/service/engine/cards/test_ahead.py"
+LATE = "tests/service/engine/cards/test_late.py"
 JOINING, MOVING = "test_requests_join_a_batch_and_leave_it", "test_encodings_that_move_positions_have_other_graphs"
-EVICTION = "tests/service/engine/test_paged_eviction.py"
+EVICTION = "tests/service/engine/adapter/test_paged_eviction.py"
 FAIRNESS = "tests/service/engine/test_fairness.py"
 OUT_OF_MEMORY = "tests/service/engine/test_out_of_memory.py"
 VERIFICATION = "tests/service/engine/test_verification.py"
-HYBRIDS = "tests/service/engine/test_hybrids.py"
-PADDED = "tests/service/engine/test_padded.py"
-CHOSEN_KEYS = "tests/patches/model/test_chosen_keys.py"
+HYBRIDS = "tests/service/engine/padded/test_hybrids.py"
+PADDED = "tests/service/engine/padded/test_padded.py"
+CHOSEN_KEYS = "tests/patches/model/architectures/test_chosen_keys.py"
 TOKENS_OF = f"{HYBRIDS}::test_tokens_are_those_of_generate_alone_and_among_others"
 QUEUE = "tests/service/jobs/test_queue.py"
 UNITS = "tests/service/jobs/test_units.py"
@@ -415,13 +415,13 @@ CARRIED = [
              (f"{AHEAD}::test_what_needs_the_tokens_before_waits_for_them",)),
     Mutation("an end before that of the grammar", "service/engine", "            allowed[self._ends] = False\n",
              "            pass\n",
-             ("tests/service/engine/test_grammar.py",)),
+             ("tests/service/engine/sampling/test_grammar.py",)),
     Mutation("a grammar that reads a token twice", "service/engine", "        self._taken = len(answer)\n", "",
-             ("tests/service/engine/test_grammar.py",)),
+             ("tests/service/engine/sampling/test_grammar.py",)),
     Mutation("changed logits stay", "service/engine", "for at, values in reversed(changed):", "for at, values in ():",
-             ("tests/service/engine/test_adjustment.py",)),
+             ("tests/service/engine/sampling/test_adjustment.py",)),
     Mutation("a token is counted twice", "service/engine", "        self._read = len(answer)\n", "",
-             ("tests/service/engine/test_adjustment.py",)),
+             ("tests/service/engine/sampling/test_adjustment.py",)),
     Mutation("answers decoded without the prompt", "service", "self.wanted.stops, least, context,",
              "self.wanted.stops, least, (),", ("tests/service/openai/test_first_words.py",)),
     Mutation("a context that begins within a character", "service",
@@ -490,7 +490,7 @@ CARRIED = [
              "if not _is_same(_by_rows(blocks[group][None], outputs - first), weight[first : first + width]):",
              "if False:", ("tests/service/models/linear/test_packing.py",)),
     Mutation("a refused page costs its neighbours", "service/models", "    if refused and stop - start > PAGE:",
-             "    if False:", ("tests/service/models/test_huge_pages.py",)),
+             "    if False:", ("tests/service/models/memory/test_huge_pages.py",)),
     Mutation("a packed weight is written", "service/models", "        if func._schema.is_mutable:", "        if False:",
              ("tests/service/models/linear/test_packing.py",)),
     Mutation("a packed weight's memory is freed", "service/models", "    memory.packed = packed\n", "    pass\n",

@@ -13,9 +13,9 @@ from service.models.architecture import FAMILIES as DEMO_FAMILIES
 from tests.methods import Fields, request_id
 from tests.models import EAGER_ONLY, FAMILIES, OTHER_FAMILIES, TRAINED_LENGTH, demo_model, tiny_model, tiny_tokens
 from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of
-from tests.patches.model.test_architectures import LENGTHS, REQUESTS
-from tests.patches.model.test_other_families import WITHOUT_SDPA
-from tests.patches.model.test_transformers_parity import greedy
+from tests.patches.model.architectures.test_architectures import LENGTHS, REQUESTS
+from tests.patches.model.architectures.test_other_families import WITHOUT_SDPA
+from tests.patches.model.library.test_transformers_parity import greedy
 
 EXACT = 1e-13
 SINGLE = 1e-6

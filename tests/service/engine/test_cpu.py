@@ -17,7 +17,7 @@ from service.engine.choice import PAGED, EngineChoice
 from service.engine.cpu import Wake
 from service.sharing import heap
 from tests.models import tiny_model
-from tests.service.engine.test_padded import LIMITS, TOGETHER, finished, prompt, running
+from tests.service.engine.padded.test_padded import LIMITS, TOGETHER, finished, prompt, running
 from tests.service.serving import wait_for
 
 TASKS = Path("/proc/self/task")

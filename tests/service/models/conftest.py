@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from service.models.training import __main__ as cli
-from tests.service.models.training_runs import HELDOUT, STEPS, TINY, story
+from tests.service.models.training.training_runs import HELDOUT, STEPS, TINY, story
 
 
 @pytest.fixture(scope="session")

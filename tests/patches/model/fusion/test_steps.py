@@ -14,7 +14,7 @@ from patches.model.fusion import launch
 from service.engine.choice import EngineChoice
 from tests.kernels import device_of_kernels
 from tests.models import tiny_model
-from tests.service.engine.test_paged_attention import SEGMENTS, generated
+from tests.service.engine.adapter.test_paged_attention import SEGMENTS, generated
 
 pytestmark = [pytest.mark.slow, pytest.mark.gpu]
 DEVICE = device_of_kernels()

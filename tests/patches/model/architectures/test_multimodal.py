@@ -1,0 +1,112 @@
+"""The language model inside of a multimodal one: text alone, with the sections of its positions (M-RoPE)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from patches import UnsupportedModel, patched
+from tests.field.configurations import shrunk
+from tests.models import randomise, tiny_tokens
+from tests.patches.model.architectures.checks import SHORT_FORMS, by_kind, equals_reference, equals_transformers
+from tests.patches.model.test_patched import same, state_of
+
+SECTIONS = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+SPECIAL = {"image_token_id": 126, "video_token_id": 127, "vision_start_token_id": 125, "image_token_index": 126}
+TYPES = (
+    *("gemma3", "gemma4", "gemma4_unified", "got_ocr2", "internvl", "lfm2_vl", "llama4", "mistral3", "qwen2_5_vl"),
+    *("qwen3_5", "qwen3_vl"),
+)
+kinds = by_kind("qwen2_5_vl", "mistral3")
+
+
+def wrapper(kind: str, **scaling: Any) -> PreTrainedModel:
+    config: Any = shrunk(CONFIG_MAPPING[kind]())
+    if kind.startswith("qwen"):
+        config.text_config.rope_parameters |= SECTIONS | scaling
+    if kind == "llama4":  # transformers' temperature counts padding, ours counts positions
+        config.text_config.floor_scale = 8192
+    for name in SPECIAL:
+        if hasattr(config, name):
+            setattr(config, name, SPECIAL[name])
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    randomise(model, 0)
+    return model.eval()
+
+
+@kinds(*TYPES)
+def test_text_is_carried(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = wrapper(kind)
+    equals_transformers(model)
+    before = state_of(model)
+    equals_reference(model, SHORT_FORMS, monkeypatch)
+    assert same(before, state_of(model))
+
+
+@kinds("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+def test_scaled_text_is_carried(kind: str) -> None:
+    model = wrapper(kind, rope_type="yarn", factor=4.0, original_max_position_embeddings=64, mrope_interleaved=True)
+    equals_transformers(model)
+    with patched(model) as patch:
+        own = model.config.get_text_config().rope_parameters
+        assert patch.resolve(own, 64).inv_freq == patch.resolve("default", 64).inv_freq
+
+
+@kinds("mistral3")
+def test_parts_for_images_keep_their_attention(kind: str) -> None:
+    model = wrapper(kind)
+    model.set_attn_implementation({"vision_config": "eager"})
+    with patched(model) as patch:
+        assert model.config.vision_config._attn_implementation == "eager"
+        assert model.config.text_config._attn_implementation == patch.attention_name
+    assert model.config.text_config._attn_implementation == model.config._attn_implementation == "sdpa"
+    assert model.config.vision_config._attn_implementation == "eager"
+
+
+@kinds("got_ocr2")
+def test_a_vision_part_may_attend_without_dispatch(kind: str) -> None:
+    model = wrapper(kind)
+    with patched(model) as patch:
+        assert model.config.text_config._attn_implementation == patch.attention_name
+        assert model.config._attn_implementation == "eager"
+        with pytest.raises(ValueError, match="patched already"), patched(model):
+            raise AssertionError("never entered")
+    assert model.config.text_config._attn_implementation == "sdpa"
+
+
+@kinds("gemma4_unified")
+def test_a_plain_mask_that_the_wrapper_insists_on_chooses_no_keys(kind: str) -> None:
+    with patched(wrapper(kind)) as patch:
+        assert patch.geometry.keeps_positions is None
+        assert patch.mask_kind(insists=True) is None
+
+
+@kinds("llama4")
+def test_temperatures_of_the_language_model_follow_positions(kind: str) -> None:
+    with patched(wrapper(kind)) as patch:
+        assert patch.attention_seam.temperatures.keys() == {
+            layer for layer, role in patch.roles.items() if role == "never"
+        }
+
+
+@kinds("qwen2_5_vl")
+def test_images_are_refused(kind: str) -> None:
+    model, tokens = wrapper(kind), tiny_tokens(1, 8)
+    planes = torch.arange(8).expand(3, 1, 8)
+    with patched(model):
+        with pytest.raises(ValueError, match="pixel_values: a patched model takes text only"):
+            model(tokens, pixel_values=torch.zeros(4, 12))
+        with pytest.raises(ValueError, match="alike in every plane"):
+            model(tokens, position_ids=planes * torch.tensor([1, 2, 1])[:, None, None])
+        assert torch.equal(model(tokens, position_ids=planes).logits, model(tokens).logits)
+
+
+@kinds("paligemma")
+def test_attention_in_both_directions_is_refused(kind: str) -> None:
+    with pytest.raises(UnsupportedModel, match="the patched logits differ"), patched(wrapper(kind)):
+        raise AssertionError("never entered")

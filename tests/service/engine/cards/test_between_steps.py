@@ -1,0 +1,143 @@
+"""Between two replayed steps: rows that are kept, numbers that are expected, and tokens that are handed out later."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from patches import DecodeSteps, PagedSequence, parse, patched
+from service.engine.adapter.cards.decode_rows import DecodeRows
+from service.engine.adapter.cards.processor import StepProcessor
+from service.engine.engine import Engine
+from service.engine.out_of_memory import OutOfMemory
+from service.engine.request import SamplingParams
+from tests.methods import Fields
+from tests.models import tiny_model
+from tests.recording import Recorder
+from tests.service.engine.adapter.test_paged_attention import WINDOWED, prompts_for
+from tests.service.engine.cards.graphs import CAPTURED, LIMITS, TRITON, recorded, run
+
+ENCODINGS: list[Fields] = [*WINDOWED, {"method": "default"}, {"method": "default"}, {"method": "alibi"}]
+
+
+@pytest.fixture(autouse=True)
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    return recorded(monkeypatch)
+
+
+def test_rows_are_those_of_a_fresh_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefixes are shared, so that full pages are replaced by equal ones; windows give pages back."""
+    tables: dict[int, tuple[int, ...]] = {}
+    brief, ordinary = 0, DecodeRows.take
+
+    def compared(self: DecodeRows, states: list[Any]) -> None:
+        nonlocal brief
+        ordinary(self, states)
+        fresh = DecodeRows(self._cache, self._requests)
+        ordinary(fresh, states)
+        tables.update(self.pages)
+        assert np.array_equal(self.numbers, fresh.numbers)
+        assert fresh.pages == {row: tables[row] for row in range(len(states))}
+        brief += len(self.pages) < len(states)
+
+    monkeypatch.setattr(DecodeRows, "take", compared)
+    with patched(tiny_model("llama")[1]) as patch:
+        methods = [parse(fields) for fields in ENCODINGS]
+        prompts = prompts_for(methods, 30)
+        prompts[4] = prompts[3]
+        new = [24 + 3 * n for n in range(len(methods))]
+        limits = replace(LIMITS, prefix_sharing=True)
+        captured = run(patch, CAPTURED, methods, prompts, new, limits)
+        assert captured.equals(run(patch, TRITON, methods, prompts, new, limits))
+    assert brief > 20
+
+
+def test_expected_numbers_are_those_of_the_step() -> None:
+    """Past the edges of pages and of parts, and for a step that was not expected."""
+    expecting, plain = (DecodeSteps(4, 40, 4, 99, torch.device("cpu")) for _ in range(2))
+    tables = [tuple(range(1, 14)), tuple(range(20, 33)), tuple(range(40, 53))]
+    for number in range(30):
+        slots = [3, 1, 2] if number < 20 else [3, 1, 5]
+        pages = [own[: (start + number) // 4 + 1] for own, start in zip(tables, (2, 7, 12), strict=True)]
+        sequences = [
+            PagedSequence(slot, start + number, 1, own)
+            for slot, start, own in zip(slots, (2, 7, 12), pages, strict=True)
+        ]
+        found, wanted = (steps.filled(sequences, [number, 5, 6]) for steps in (expecting, plain))
+        assert torch.equal(found._on_device, wanted._on_device)
+        assert torch.equal(found.block_table, wanted.block_table)
+        assert found.longest == wanted.longest
+        found.expect()
+
+
+async def test_tokens_of_a_replayed_step_are_handed_out_during_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the last ones when no step follows."""
+    events: list[str] = []
+    ordinary = StepProcessor.hand_out
+
+    def noted(self: StepProcessor) -> None:
+        if self.held:
+            events.append(f"{len(self.held)} after {self.launches}")  # type: ignore[attr-defined]
+        ordinary(self)
+
+    monkeypatch.setattr(StepProcessor, "hand_out", noted)
+    monkeypatch.setattr(StepProcessor, "launches", property(lambda self: replays(self)), raising=False)
+
+    def replays(processor: StepProcessor) -> int:
+        return sum(graph.replays for graph in processor.model_runner.graphs._graphs.values())  # type: ignore[union-attr,attr-defined]
+
+    with patched(tiny_model("llama")[1]) as patch:
+        engine = Engine(patch, LIMITS, (), None, CAPTURED)
+        try:
+            resolved = patch.resolve(parse({"method": "default"}), 7)
+            lengths = [
+                len(generation.token_ids)
+                async for generation in engine.generate([5, 9], resolved, SamplingParams(), 5, pe_method="")
+            ]
+        finally:
+            engine.thread.stop(1.0)
+    assert lengths == [1, 2, 3, 4, 5]
+    assert events == ["1 after 3"] * 3, "the next step is launched first"
+
+
+async def test_an_error_comes_behind_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step runs out of memory while tokens of the one before are held."""
+    with patched(tiny_model("llama")[1]) as patch:
+        engine = Engine(patch, LIMITS, (), None, CAPTURED)
+        lengths = list[int]()
+        try:
+            resolved = patch.resolve(parse({"method": "default"}), 12)
+            with suppress(OutOfMemory):
+                async for generation in engine.generate([5, 9], resolved, SamplingParams(), 10, pe_method=""):
+                    lengths.append(len(generation.token_ids))
+                    if len(lengths) == 1:
+                        fail_at(engine, 6, monkeypatch)
+            monkeypatch.undo()
+            recorded(monkeypatch)
+            again = [
+                generation.token_ids[-1]
+                async for generation in engine.generate([5, 9], resolved, SamplingParams(), 4, pe_method="")
+            ]
+        finally:
+            engine.thread.stop(1.0)
+    assert lengths == [1, 2, 3, 4, 5, 6]
+    assert (len(again), engine.thread.restarts) == (4, 0)
+
+
+def fail_at(engine: Engine, generated: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step whose request has so many tokens has no memory for sampling."""
+    runner: Any = engine.thread.manager.batch_processor.model_runner  # type: ignore[union-attr]
+    ordinary = runner._draw
+
+    def failing(scores: torch.Tensor, ahead: int = 0) -> torch.Tensor:
+        states = [future.state for future in runner.inputs_and_outputs.requests_in_batch]
+        if any(state.generated_len() + ahead == generated for state in states):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return ordinary(scores, ahead)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(runner, "_draw", failing)
