@@ -21,6 +21,9 @@ MAX_SHOWN = 64
 INSIDE = re.compile(r"\n *<.*|\n *\d+ \| .*", re.DOTALL)
 """The state of the library's parser, and its listing of the grammar."""
 
+OF_FUNCTION = re.compile(r"\Aat (\d+)\(.*^ *\1 \| arguments_(\d+):", re.DOTALL | re.MULTILINE)
+"""A place in the grammar of a function's arguments, and the listing of its line."""
+
 BEFORE = re.compile(
     r'\A(?:at \d+\(\d+\): |invalid regex ".*" \(in regex\): |failed to compile JSON schema: |\w+ [Ee]rror: )+'
 )
@@ -37,6 +40,7 @@ IN_PLAIN_WORDS = {
     "too many expressions": "the form is too large to follow",
     "Current row has": "the form has too many continuations at one place",
     "NoExtensionBias": "no text has this form",
+    "oneOf constraints are not supported": "oneOf is not supported, unless its schemas exclude each other; anyOf is",
 }
 """Reasons by the first words of the library's."""
 
@@ -54,10 +58,18 @@ def refused(structure: Structure | None) -> Iterator[None]:
     except ChildFailed as error:
         raise bad_request(f"{param}: too large to compile", param) from error
     except GrammarRefused as error:
-        raise bad_request(f"{param}: {reason(str(error))}", param) from error
+        raise bad_request(f"{param}: {_of_function(structure, str(error))}{reason(str(error))}", param) from error
     except GrammarFailed as error:
         message = f"{param}: the answer cannot go on by it: {reason(str(error))}"
         raise bad_request(message, param, "grammar_failed") from error
+
+
+def _of_function(structure: Structure | None, error: str) -> str:
+    """The function whose arguments the error is about, as words before it."""
+    found = OF_FUNCTION.search(error)
+    if structure is None or not structure.functions or found is None:
+        return ""
+    return f"the parameters of {structure.functions[int(found[2])]!r}: "
 
 
 def reason(error: str) -> str:

@@ -26,11 +26,13 @@ Given = TypeVar("Given")
 @dataclass(frozen=True)
 class Structure:
     """A grammar of answers: the field ``param`` that asks for it, and ``build`` for its text, by the delimiters of a
-    model. A trial goes behind the text ``lead`` too, where the form begins."""
+    model. A trial goes behind the text ``lead`` too, where the form begins. Calls have rules by the numbers of their
+    ``functions``."""
 
     param: str
     build: Callable[[Known], str]
     lead: str = ""
+    functions: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, param: str, form: Callable[[Given], str], given: Given) -> Structure:

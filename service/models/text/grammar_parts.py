@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
 
-from service.models.text.grammar_text import GrammarRefused
+from service.models.text.grammar_text import OPTIONS, GrammarRefused, check_schema
 
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as Python writes it by default."""
@@ -57,7 +57,7 @@ def of_calls(
     Each schema stays a document, so its references hold.
 
     Raises:
-        GrammarRefused: for a schema of something else than objects.
+        GrammarRefused: for a schema of something else than objects, and as ``check_schema``.
     """
     before, opens, closes = (str(known(text)) if text else "" for text in listing[:3])
     between = json.dumps(listing.between) if listing.between else "BLANKS?"
@@ -71,12 +71,13 @@ def of_calls(
     for number, (name, schema) in enumerate(functions.items()):
         if schema.get("type", "object") != "object":
             raise GrammarRefused(f"the arguments of {name!r} are no object")
+        check_schema(schema)
         if listing.behind_name:
             call = f"{json.dumps(name)} {known(listing.behind_name)} arguments_{number}"
         else:
             begin = json.dumps(json.dumps({"name": name, listing.arguments: None}).removesuffix("null}"))
             call = f'{begin} arguments_{number} "}}"'
-        own = json.dumps({"x-guidance": ONE_LINE, **schema, "type": "object"})
+        own = json.dumps({OPTIONS: ONE_LINE, **schema, "type": "object"})
         rules += [f"call_{number}: {call}", f"arguments_{number}: %json {own}"]
     return LLMatcher.grammar_from_lark("\n".join(rules))
 

@@ -30,6 +30,10 @@ MOST_S = 3.0
 """Seconds for a trial."""
 
 
+OPTIONS = "x-guidance"
+"""A key of the library: a schema with it says how it is compiled. By it, answers need not be JSON."""
+
+
 class GrammarRefused(ValueError):
     """A grammar that cannot be compiled, or a model that cannot follow any; the message says why."""
 
@@ -40,10 +44,19 @@ def of_schema(schema: Mapping[str, Any]) -> str:
     Raises:
         GrammarRefused: for parts of JSON Schema that the library does not have.
     """
+    check_schema(schema)
     try:
         return LLMatcher.grammar_from_json_schema(dict(schema), defaults={"whitespace_pattern": AT_MOST_20_BLANKS})
     except ValueError as error:
         raise GrammarRefused(str(error)) from error
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Raises:
+    GrammarRefused: for a schema that says how it is compiled.
+    """
+    if OPTIONS in schema:
+        raise GrammarRefused(f"the key {OPTIONS!r} is not supported; leave it out")
 
 
 def of_regex(expression: str) -> str:

@@ -65,7 +65,9 @@ class Offer:
     @property
     def structure(self) -> Structure | None:
         """The grammar of calls that must come."""
-        return Structure("tools", partial(self._calls, LIST)) if self.must else None
+        if not self.must:
+            return None
+        return Structure("tools", partial(self._calls, LIST), functions=tuple(each.name for each in self.functions))
 
     def _calls(self, listing: Listing, known: Known) -> str:
         """If the model decides, arguments are any objects, as they are without a form."""
@@ -114,7 +116,7 @@ class Offer:
             return behind_reasoning(form, known(thought.opens), known(thought.closes), begun=thought.begun)
 
         lead = "" if thought is None else f"{'' if thought.begun else thought.opens}.{thought.closes}"
-        return Structure(param, build, lead)
+        return Structure(param, build, lead, structure.functions)
 
     @property
     def decides(self) -> bool:
