@@ -145,7 +145,9 @@ def _shown(value: object) -> str:
 
 
 def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:g}"
+    if isinstance(value, int) or (value == int(value) and abs(value) < 1e15):
+        return str(int(value))
+    return f"{value:g}"
 
 
 def _counted(count: int, one: str, several: str) -> str:

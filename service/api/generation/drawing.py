@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from patches import KnownFields
+from patches import KnownFields, problem
 from service.api.generation.structure import Structure, StructuredOutputs
 from service.engine.request import SamplingParams
 from service.errors import ApiError, bad_request
@@ -19,7 +20,19 @@ MOST_IDS = 256
 GREEDY = 1e-5
 """Temperatures below are greedy, as in vLLM: their quotients may be no numbers."""
 
+Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+
+
+def _digits(key: Any) -> Any:
+    """Two spellings of one token would be two keys, of which the last one wins."""
+    if isinstance(key, str) and not re.fullmatch("0|[1-9][0-9]*", key):
+        raise problem("not_an_id", "must be a token id in decimal digits")
+    return key
+
+
+BiasedToken = Annotated[int, BeforeValidator(_digits), Field(ge=0, strict=False)]
 
 
 class Drawing(KnownFields):
@@ -37,13 +50,13 @@ class Drawing(KnownFields):
     presence_penalty: Penalty = Field(0.0, description="Above 0: tokens of the answer become less likely.")
     frequency_penalty: Penalty = Field(0.0, description="The same, times how often they occur in the answer.")
     logit_bias: Annotated[
-        dict[Annotated[int, Field(ge=0, strict=False)], Annotated[float, Field(ge=-100.0, le=100.0)]],
+        dict[BiasedToken, Annotated[float, Field(ge=-100.0, le=100.0)]],
         Field(max_length=MOST_IDS),
     ] = Field(
         default_factory=dict,
         description=f"At most {MOST_IDS} token ids, each with a number that is added to its logit.",
     )
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = Field(
+    seed: Seed | None = Field(
         None,
         description="The same seed draws the same noise in any company, so the answer is the same up to rounding.",
     )

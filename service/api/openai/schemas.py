@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import override
 
 from patches import examples, to_shorthand
-from service.api.generation.drawing import Drawing
+from service.api.generation.drawing import Drawing, Seed
 from service.api.generation.structure import Structure
 from service.api.openai.body import Body
 from service.api.openai.formats import ResponseFormat
@@ -34,7 +34,7 @@ class OpenAIDrawing(Body, Drawing):
 
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = Field(1.0, description="0 is greedy.")
     top_k: Annotated[int, Field(ge=-1)] = Field(0, description="0 and -1 keep all tokens.")
-    seed: Annotated[int, Field(ge=0, lt=1 << 62)] | None = Field(
+    seed: Seed | None = Field(
         None,
         description="The same seed draws the same noise in any company, so the answer is the same up to rounding. "
         "Choice i draws with seed + i.",
@@ -193,10 +193,13 @@ class ConversationBody(Templating, Asked, ABC):
 
     @override
     def structure(self) -> Structure | None:
-        own = super().structure()
-        if own and self.offer.must:
-            raise bad_request(f"{own.param}: not with a tool_choice that makes the answer calls", own.param)
-        return own
+        """As ``Asked.structure``. OpenAI's own field forms texts: calls that must come are none."""
+        if not self.offer.must:
+            return super().structure()
+        if self.structured_outputs is not None:
+            param = self.structured_outputs.structure.param
+            raise bad_request(f"{param}: not with a tool_choice that makes the answer calls", param)
+        return None
 
     @property
     @abstractmethod

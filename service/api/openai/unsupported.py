@@ -15,9 +15,10 @@ from patches import problem
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     # OpenAI
     **dict.fromkeys(("audio", "max_completion_tokens", "prediction", "prompt_cache_retention", "reasoning_effort"), ()),
-    **dict.fromkeys(("moderation", "prompt_cache_options", "verbosity", "web_search_options"), ()),
+    **dict.fromkeys(("moderation", "prompt_cache_options", "web_search_options"), ()),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "verbosity": ("medium",),
     # vLLM
     **dict.fromkeys(("allowed_token_ids", "chat_template", "guided_choice", "guided_grammar", "guided_json"), ()),
     **dict.fromkeys(("guided_regex", "kv_transfer_params", "mm_processor_kwargs"), ()),

@@ -128,7 +128,6 @@ def test_an_assistants_items_in_a_row_are_one_message() -> None:
             "input.0.arguments",
             "is no JSON",
         ),
-        ({"text": {"format": {"type": "json_object"}}, "tool_choice": "required"}, "text.format", "makes the answer"),
     ],
 )
 def test_refusals_name_the_field(parroting: httpx.Client, change: dict[str, Any], param: str, says: str) -> None:

@@ -202,15 +202,19 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "maybe"}, "tool_choice", "'auto'"),
     ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "one of the tools: tie, count"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice", "none is given"),
-    ({"tools": [tool("a", x={"type": "y"})], "tool_choice": "required"}, "tools", "tools: Invalid type: y"),
+    ({"tools": [tool("a", x={"type": "y"})], "tool_choice": "required"}, "tools", "parameters of 'a': Invalid type: y"),
     (
         {"tools": [tool("a", x={"type": "string", "pattern": "("})], "tool_choice": "required"},
         "tools",
-        "tools: the expression '(' is refused: unclosed group",
+        "tools: the parameters of 'a': the expression '(' is refused: unclosed group",
     ),
     ({"tools": [tool("a", x=WIDE)], "tool_choice": "required"}, "tools", f"tools: {TOO_WIDE}"),
     ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "makes the answer"),
-    ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format", "makes the answer"),
+    (
+        {"tools": [KNOT, tool("b", y={"type": "array", "uniqueItems": True})], "tool_choice": "required"},
+        "tools",
+        "tools: the parameters of 'b': Unimplemented keys",
+    ),
     ({"messages": [{"role": "user", "content": "a", "tool_call_id": "x"}]}, "messages.0.tool_call_id", "role tool"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]}]},

@@ -26,7 +26,7 @@ class ResponsesRequest(ConversationBody):
         **dict.fromkeys(("access_programs", "background_options", "context_management", "conversation", "image"), ()),
         **dict.fromkeys(("max_tokens", "max_tool_calls", "previous_response_id", "prompt"), ()),
         "background": (False,),
-        "include": ([],),
+        "include": ([], ["reasoning.encrypted_content"]),
         "reasoning": ({},),
         "stream_options": ({}, {"include_obfuscation": False}),
         "top_logprobs": (0,),
