@@ -52,7 +52,7 @@ class Pieces:
         spoken = token_ids[:-1] if ends_silently else token_ids
         while len(self._ends) < len(token_ids) and not self._text.stopped:
             text += self._text.push(spoken[: len(self._ends) + 1], final=False)
-            self._ends.append(len(self._text.text))
+            self._ends.append(self._text.end)
         if finish_reason is not None:
             text += self._text.push(spoken, final=True)  # text that could have begun a stop string
         ended: FinishReason | None = None

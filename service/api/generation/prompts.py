@@ -81,7 +81,7 @@ def read_prompt(
     stream, starts, so_far = TextStream(tokenizer), [], []
     for token_id in item:
         check_wanted()
-        starts.append(len(stream.text))
+        starts.append(stream.end)
         so_far.append(token_id)
         stream.push(so_far, final=len(so_far) == len(item))
     return Prompt(item, stream.text, starts)

@@ -42,12 +42,18 @@ class TextStream:
         self._prefix, self._read = self._begun_character() or self._start(-min(len(context), CONTEXT), []), 0
         self._sent = self._begin = 0
         self.text = ""
+        self._withheld = 0
         self.stopped = False
 
     @property
     def shown(self) -> int:
         """Characters of ``text`` that have been given out."""
         return self._sent
+
+    @property
+    def end(self) -> int:
+        """The character behind ``text`` and the text that waits for the rest of its last character, which is one."""
+        return len(self.text) + self._withheld
 
     def push(self, token_ids: Sequence[int], *, final: bool) -> str:
         """Take all tokens so far; returns the text that may be shown now and was not before."""
@@ -58,8 +64,10 @@ class TextStream:
             self._min_tokens = 0  # they are read, but for a character that is not complete
             return before_stops + self.push(token_ids, final=final)
         before, after = self._decode(token_ids, self._read), self._decode(token_ids, len(token_ids))
-        if final or not after.endswith("\ufffd"):
-            added = _added(before, after)
+        added = _added(before, after)
+        is_whole = final or not after.endswith("\ufffd")
+        self._withheld = 0 if is_whole else len(added.rstrip("\ufffd")) + 1
+        if is_whole:
             self.text += added
             # A word behind a special token that is skipped would be the first one, which has no space.
             if added or len(token_ids) - self._prefix > MOST_SILENT:
