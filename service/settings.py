@@ -226,7 +226,7 @@ class Settings(BaseSettings):
     open_docs: bool = Field(False, description="Show /docs and /openapi.json to those without an API key too.")
     key_concurrency: int | None = Field(None, ge=1, description="Most requests of one API key at a time.")
     key_tokens_per_minute: int | None = Field(
-        None, ge=1, description="Most tokens, prompt and new or scored, that one API key may ask for in a minute."
+        None, ge=1, description="Most tokens of one API key in a minute: prompt and new ones, or scored ones."
     )
     shared_url: str | None = Field(
         None,

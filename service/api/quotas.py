@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import sys
+import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -17,13 +19,13 @@ from service import context
 from service.errors import ApiError, bad_request
 from service.settings import Settings
 from service.sharing.admission import Admission, Ticket
-from service.sharing.limits import SharedLimits, reached, storage_of
+from service.sharing.limits import LimitsOutOfReach, SharedLimits, reached, storage_of
 
 log = structlog.get_logger()
 
 
 class TokenRate:
-    """Tokens that one tenant may ask for in a minute. The window slides by weighting the last two minutes, which
+    """Tokens that one tenant may use in a minute. The window slides by weighting the last two minutes, which
     takes constant memory however many tokens one request costs. With ``shared``, all replicas count together."""
 
     def __init__(self, tokens_per_minute: int | None, shared: SharedLimits | None = None) -> None:
@@ -46,6 +48,33 @@ class TokenRate:
     def most(self) -> int:
         """Most tokens of one request."""
         return sys.maxsize if self._limit is None else self._limit.amount
+
+    async def left(self) -> int:
+        """Tokens that the tenant may ask for now, a tenth of a minute's at least: with fewer it waits.
+
+        Raises:
+            LimitsOutOfReach: when the store does not answer.
+        """
+        if self._limit is None:
+            return self.most
+        async with reached():
+            window = await self._limiter.get_window_stats(self._limit, context.current().tenant)
+        return max(window.remaining, self._limit.amount // 10)
+
+    async def give_back(self, tokens: int, tenant: str, after_s: float) -> None:
+        """Count ``tokens`` less. The tenant was charged for them ``after_s`` seconds ago. Those of an earlier minute of
+        the limiter stay: they count less and less.
+
+        Raises:
+            LimitsOutOfReach: when the store does not answer.
+        """
+        if self._limit is None:
+            return
+        storage, key = cast(SlidingWindowCounterSupport, self._limiter.storage), self._limit.key_for(tenant)
+        async with reached():
+            _, _, current, current_left = await storage.get_sliding_window(key, self._limit.get_expiry())
+            if current >= tokens and after_s <= 2 * self._limit.get_expiry() - current_left:
+                await self._limiter.hit(self._limit, tenant, cost=-tokens)
 
     async def charge(self, tokens: int, param: str | None = None) -> None:
         """Count the tokens of a request, now that they are known. ``param`` is the field to change where they are too
@@ -124,10 +153,46 @@ async def charge(request: Request, tokens: int, param: str | None = None) -> Non
     await rate.charge(tokens, param)
 
 
-def left_to_answer(request: Request, prompt_tokens: int) -> int:
-    """Most new tokens that the API key may ask for beside ``prompt_tokens``."""
+class Reserved:
+    """New ``tokens`` that a request is charged for and has not drawn so far. The key gets back those that are left at
+    the end of the request."""
+
+    def __init__(self, request: Request) -> None:
+        self._rate: TokenRate = request.app.state.token_rate
+        self._charged = 0.0
+        self.tokens = 0
+
+    async def charge(self, prompt: int, new: int, param: str) -> None:
+        """Count ``prompt`` tokens, and at most ``new`` ones of answers.
+
+        Raises:
+            ApiError: 429 or 400, from ``TokenRate.charge``.
+        """
+        await self._rate.charge(prompt + new, param)
+        self.tokens, self._charged, current = new, time.monotonic(), context.current()
+        current.cleanup.callback(self._give_back, current.tenant)
+
+    def _give_back(self, tenant: str) -> None:
+        if self.tokens > 0 and self._rate.most < sys.maxsize:
+            task = asyncio.get_running_loop().create_task(self._given_back(tenant))
+            _giving.add(task)
+            task.add_done_callback(_giving.discard)
+
+    async def _given_back(self, tenant: str) -> None:
+        try:
+            await self._rate.give_back(self.tokens, tenant, time.monotonic() - self._charged)
+        except LimitsOutOfReach as error:
+            log.warning("tokens_not_given_back", tokens=self.tokens, reason=str(error))
+
+
+_giving = set[asyncio.Task[None]]()
+"""Tasks at work. The event loop keeps no task alive."""
+
+
+async def left_to_answer(request: Request, prompt_tokens: int) -> tuple[int, int]:
+    """Most new tokens that the API key may ask for beside ``prompt_tokens``: in a whole minute, and now."""
     rate: TokenRate = request.app.state.token_rate
-    return rate.most - prompt_tokens
+    return rate.most - prompt_tokens, await rate.left() - prompt_tokens
 
 
 def set_deadline(timeout_s: float | None, settings: Settings) -> None:

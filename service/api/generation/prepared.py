@@ -21,7 +21,7 @@ from service.api.generation.prompts import Prompt, check_logprobs, check_min_tok
 from service.api.generation.refusals import refused
 from service.api.generation.structure import Structure
 from service.api.generation.text import TextStream
-from service.api.quotas import admit, charge, left_to_answer, log_prompts, upper_bound
+from service.api.quotas import Reserved, admit, left_to_answer, log_prompts, upper_bound
 from service.api.responses import AutoChoice
 from service.engine.generation import Generation
 from service.engine.request import Grammar, SamplingParams, TokenLogprobs
@@ -77,7 +77,7 @@ class PreparedPrompt:
 
     ``index`` is the prompt's place in the request; ``resolved`` is the encoding for the prompt and ``max_tokens`` new
     tokens. ``auto`` is the choice of ``auto``, where the request asked for it. Answers follow
-    ``grammars``, one each.
+    ``grammars``, one each. Their tokens are no longer ``reserved``.
     """
 
     index: int
@@ -91,6 +91,7 @@ class PreparedPrompt:
     tickets: list[Ticket]
     score_ticket: Ticket | None
     grammars: list[Grammar]
+    reserved: Reserved
 
     @cached_property
     def pe(self) -> dict[str, Any]:
@@ -111,7 +112,7 @@ class PreparedPrompt:
         Raises:
             ApiError: when the answer cannot go on by its grammar.
         """
-        pieces = self._pieces(sampling, offset)
+        pieces, drawn = self._pieces(sampling, offset), 0
         steps = self.model.engine.generate(
             self.prompt.token_ids,
             self.resolved,
@@ -125,6 +126,8 @@ class PreparedPrompt:
         with refused(self.wanted.structure):
             async with aclosing(steps) as generations:
                 async for generation in generations:
+                    self.reserved.tokens -= len(generation.token_ids) - drawn
+                    drawn = len(generation.token_ids)
                     piece = pieces.take(generation)
                     if piece.finish_reason is not None:
                         generation.finish_reason = piece.finish_reason  # a stop string counts in the metrics too
@@ -146,6 +149,7 @@ class PreparedPrompt:
 
     def known(self, token_id: int, logprobs: TokenLogprobs, sampling: SamplingParams, offset: int) -> Piece:
         """An answer of one token that scoring has found already."""
+        self.reserved.tokens -= 1
         ends = token_id in sampling.ends_at(self.model.engine.eos_token_ids)
         pieces = self._pieces(sampling, offset)
         return pieces.take(Generation([token_id], [logprobs], "stop" if ends else "length"))
@@ -182,11 +186,11 @@ async def prepare(
     log_prompts(request, given)
     how = {"add_special_tokens": wanted.add_special_tokens, "with_text": wanted.echoed}
     prompts = await prompts_of(request, given, served, wanted.param, **how)
-    left = left_to_answer(request, sum(len(prompts[index].token_ids) for index, _ in pairs))
+    of_minute, left = await left_to_answer(request, sum(len(prompts[index].token_ids) for index, _ in pairs))
     if wanted.max_tokens is None:
         most_new = min(most_new, left // len(places))
     forms = {model.name: await _tried(request, model, wanted.structure) for model, *_ in targets}
-    prepared = []
+    prepared, reserved = list[PreparedPrompt](), Reserved(request)
     for number, (index, (model, method, pe_param)) in enumerate(pairs):
         tokens = len(prompts[index].token_ids)
         max_tokens = max(1, min(most_new, _longest(model, method) - tokens)) if wanted.max_tokens is None else most_new
@@ -199,11 +203,11 @@ async def prepare(
         length = tokens + max_tokens
         chosen = method.at(length), resolved, max_tokens, choice_of(method, length, model, request)
         own = mine, score_ticket, await _grammars(request, model, wanted, forms[model.name])
-        prepared.append(PreparedPrompt(index, prompts[index], model, *chosen, wanted, *own))
+        prepared.append(PreparedPrompt(index, prompts[index], model, *chosen, wanted, *own, reserved))
     sizes = [(len(part.prompt.token_ids), wanted.answers * part.max_tokens) for part in prepared]
     check_logprobs("logprobs", wanted.alternatives, sum(wanted.copies * prompt + new for prompt, new in sizes))
-    at_fault = wanted.param if left < len(places) else wanted.most_param
-    await charge(request, sum(prompt + new for prompt, new in sizes), at_fault)
+    at_fault = wanted.param if of_minute < len(places) else wanted.most_param
+    await reserved.charge(sum(prompt for prompt, _ in sizes), sum(new for _, new in sizes), at_fault)
     return prepared
 
 

@@ -20,7 +20,7 @@ from service.api.quotas import TokenRate, upper_bound
 from service.errors import ApiError
 from service.sharing.admission import Admission, QueueFull, Ticket, TooLarge
 from tests.service.conftest import tiny_tokenizer
-from tests.service.serving import engine_of, serving
+from tests.service.serving import engine_of, serving, within_a_minute
 
 
 async def test_first_come_and_a_waiter_may_leave() -> None:
@@ -197,7 +197,7 @@ def test_what_can_never_fit_is_refused_at_once_with_the_numbers(narrow: tuple[st
 
 def test_a_minute_holds_so_many_tokens(checkpoints: Path) -> None:
     with serving(checkpoints, key_tokens_per_minute=100) as (url, _):
-        body = {"prompt": [5] * 20, "max_new_tokens": 20}
+        body = {"prompt": [5] * 20, "max_new_tokens": 20, "ignore_eos": True}
         assert [httpx.post(f"{url}/generate", json=body).status_code for _ in range(2)] == [200, 200]
         answer = httpx.post(f"{url}/generate", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "token_rate_exceeded")
@@ -209,16 +209,38 @@ def test_a_minute_holds_so_many_tokens(checkpoints: Path) -> None:
         assert httpx.post(f"{url}/perplexity", json={"input": [5] * 90, "lengths": [80]}).status_code == 429
 
 
+AT_ONCE: dict[str, Any] = {"stop_token_ids": [7], "logit_bias": {"7": 100}}
+"""The first token of an answer ends it."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_key_gets_back_what_its_answers_did_not_use(checkpoints: Path, stream: bool) -> None:
+    with serving(checkpoints, key_tokens_per_minute=450) as (url, _):
+        within_a_minute(20)
+        body = {"prompt": [5] * 20, "max_new_tokens": 200, "stream": stream, **AT_ONCE}
+        for _ in range(11):
+            assert httpx.post(f"{url}/generate", json=body).status_code == 200
+        assert httpx.post(f"{url}/generate", json=body).status_code == 429, (
+            "room is for eleven prompts, and one whole answer"
+        )
+
+
 def test_a_chat_without_max_tokens_asks_for_what_its_key_may(checkpoints: Path) -> None:
     with serving(checkpoints, key_tokens_per_minute=90, api_keys="ann,bob,cem", chat_template="plain") as (url, _):
+        within_a_minute(20)
 
         def asked(key: str, text: str = "Hi", **more: Any) -> httpx.Response:
             body = {"messages": [{"role": "user", "content": text}], "ignore_eos": True, **more}
             headers = {"x-api-key": key}
             return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
 
+        for _ in range(3):
+            usage = asked("ann", **AT_ONCE).json()["usage"]
+            assert usage["completion_tokens"] == 1, "the key gets back the rest of its minute"
         usage = asked("ann").json()["usage"]
-        assert usage["total_tokens"] == 90
+        assert usage["total_tokens"] == 90 - 3 * (usage["prompt_tokens"] + 1), "it asks for all that is left"
+        refused = asked("ann")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "token_rate_exceeded")
         usage = asked("bob", n=3).json()["usage"]
         assert 88 <= usage["total_tokens"] <= 90, "three answers share what is left"
         for field in ("max_tokens", "max_completion_tokens"):

@@ -220,3 +220,17 @@ def test_servers_with_limits_need_a_shared_store(limit: str) -> None:
         Settings(_env_file=None, **fields)
     Settings(_env_file=None, shared_url="redis://localhost", **fields)
     Settings(_env_file=None, servers=2)
+
+
+async def test_tokens_come_back_in_the_shared_store(shared_url: str) -> None:
+    shared = SharedLimits(shared_url)
+    one, other = (TokenRate(100, shared) for _ in range(2))
+    await one.charge(90)
+    assert await other.left() == 10
+    await other.give_back(60, "anonymous", 0.0)
+    assert await one.left() == 70
+    await other.give_back(31, "anonymous", 0.0)
+    assert await one.left() == 70, "more than the minute has was charged before"
+    await one.give_back(20, "anonymous", 61.0)
+    assert await one.left() == 70, "those of an earlier minute stay"
+    await shared.close()
