@@ -1,4 +1,4 @@
-"""The model that the commands serve, and a server that answers without one."""
+"""The model that the commands serve, a document, and a server that answers without a model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ import pytest
 from service.cli.shared import client
 from service.client import Ropeway
 from tests.service.cli.answers import Answer
+from tests.service.conftest import TEXT
+
+DOCUMENT = TEXT[:9000]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "ropes.txt"
+    path.write_text(DOCUMENT)
+    return str(path)
 
 
 @pytest.fixture
