@@ -100,6 +100,7 @@ EVICTION = "tests/service/engine/adapter/test_paged_eviction.py"
 FAIRNESS = "tests/service/engine/test_fairness.py"
 OUT_OF_MEMORY = "tests/service/engine/test_out_of_memory.py"
 VERIFICATION = "tests/service/engine/test_verification.py"
+CHOICE = "tests/service/engine/test_choice.py"
 HYBRIDS = "tests/service/engine/padded/test_hybrids.py"
 PADDED = "tests/service/engine/padded/test_padded.py"
 CHOSEN_KEYS = "tests/patches/model/architectures/test_chosen_keys.py"
@@ -297,7 +298,7 @@ SERVED = [
              (f"{FAIRNESS}::test_a_tenants_requests_come_in_their_order",)),
     Mutation("a short row attends to its padding", "service/engine", "(columns >= longest - uploaded(",
              "(columns >= 0 * uploaded(",
-             (f"{VERIFICATION}::test_layers_that_keep_a_state_go_to_the_padded_engine",)),
+             (f"{CHOICE}::test_layers_that_keep_a_state_go_to_the_padded_engine",)),
     Mutation("every row leaves with the first one's cache", "service/engine", "parts[0][row : row + 1]",
              "parts[0][:1]", (f"{PADDED}::test_joined_caches_come_apart_again",)),
     Mutation("an answer stays in the states", "service/engine", "return torch.cat(parts)", "return parts[0]",
