@@ -84,6 +84,7 @@ PADDING = "tests/patches/model/library/test_padding.py"
 PARITY = "tests/patches/model/library/test_transformers_parity.py"
 MAPS = "tests/patches/methods/test_position_maps.py"
 RECOMMEND = "tests/service/evaluation/recommend/test_answer.py"
+SWEEPS = "tests/service/evaluation/sweep"
 PICTURES = "tests/service/figures/test_pictures.py"
 WORDS = "tests/service/figures/test_words.py"
 EXPORTS = "tests/service/export/test_targets.py"
@@ -99,6 +100,7 @@ EVICTION = "tests/service/engine/adapter/test_paged_eviction.py"
 FAIRNESS = "tests/service/engine/test_fairness.py"
 OUT_OF_MEMORY = "tests/service/engine/test_out_of_memory.py"
 VERIFICATION = "tests/service/engine/test_verification.py"
+CHOICE = "tests/service/engine/test_choice.py"
 HYBRIDS = "tests/service/engine/padded/test_hybrids.py"
 PADDED = "tests/service/engine/padded/test_padded.py"
 CHOSEN_KEYS = "tests/patches/model/architectures/test_chosen_keys.py"
@@ -270,7 +272,7 @@ ENCODING = [
 
 SERVED = [
     Mutation("one method alone is the best", "service", "if method.rank == 1] if len(methods) > 1 else []",
-             "if method.rank == 1]", ("tests/service/evaluation/test_sweep.py",)),
+             "if method.rank == 1]", (f"{SWEEPS}/test_answer.py",)),
     Mutation("block table off by one", "service/engine", "position - self.evicted_pages.get(request_id, 0) *",
              "position - max(0, self.evicted_pages.get(request_id, 0) - 1) *", (EVICTION,)),
     Mutation("window dropped a page early", "service/engine", "(position - self.window_size + 1) // self.page_size",
@@ -296,7 +298,7 @@ SERVED = [
              (f"{FAIRNESS}::test_a_tenants_requests_come_in_their_order",)),
     Mutation("a short row attends to its padding", "service/engine", "(columns >= longest - uploaded(",
              "(columns >= 0 * uploaded(",
-             (f"{VERIFICATION}::test_layers_that_keep_a_state_go_to_the_padded_engine",)),
+             (f"{CHOICE}::test_layers_that_keep_a_state_go_to_the_padded_engine",)),
     Mutation("every row leaves with the first one's cache", "service/engine", "parts[0][row : row + 1]",
              "parts[0][:1]", (f"{PADDED}::test_joined_caches_come_apart_again",)),
     Mutation("an answer stays in the states", "service/engine", "return torch.cat(parts)", "return parts[0]",
@@ -453,11 +455,11 @@ CARRIED = [
              "if documents > 1 or len(pieces) <= LEAST:", "if True:", ("tests/service/evaluation/test_student.py",)),
     Mutation("two intervals for the same tokens", "service/evaluation",
              "if same_tokens and a is not None", "if False and a is not None",
-             ("tests/service/evaluation/test_sweep.py::test_what_is_hard_for_both_is_no_doubt",)),
+             (f"{SWEEPS}/test_doubt.py::test_what_is_hard_for_both_is_no_doubt",)),
     Mutation("a limit without doubt of its own", "service/evaluation", "factor * (others.high - other.value)", "0",
-             ("tests/service/evaluation/test_sweep.py",)),
+             (f"{SWEEPS}/test_doubt.py",)),
     Mutation("a reference without doubt of its own", "service/evaluation",
-             "factor * (other.value - others.low)", "0", ("tests/service/evaluation/test_sweep.py",)),
+             "factor * (other.value - others.low)", "0", (f"{SWEEPS}/test_doubt.py",)),
     Mutation("a product for one row more", "service/models", "for most, product in self.choice if rows <= most",
              "for most, product in self.choice if rows <= most + 1", ("tests/service/models/linear/test_layers.py",)),
     Mutation("a product without a gradient", "service/models", "if rows == 0 or torch.is_grad_enabled() or",
@@ -540,11 +542,11 @@ CARRIED = [
              (f"{WORDS}::TestByRatio::test_tables_figures_and_reports_of_perplexities_name_it",)),
     Mutation("the reference is compared with itself", "service/evaluation",
              "itself = limit is not None and score is reference", "itself = False",
-             ("tests/service/evaluation/test_sweep.py::test_the_reference_itself_is_no_doubt",)),
+             (f"{SWEEPS}/test_doubt.py::test_the_reference_itself_is_no_doubt",)),
     Mutation("shares are compared by a ratio", "service/evaluation",
              "by_ratio=limit is not None and not itself and self._is_by_ratio(part, score, reference),",
              "by_ratio=True,",
-             ("tests/service/evaluation/test_sweep.py::test_shares_and_other_tokens_are_not_judged_by_a_ratio",)),
+             (f"{SWEEPS}/test_doubt.py::test_shares_and_other_tokens_are_not_judged_by_a_ratio",)),
     Mutation("shared text counts against the longer document", "service/evaluation",
              "np.minimum(sizes[:, None], sizes)", "np.maximum(sizes[:, None], sizes)",
              ("tests/service/evaluation/test_overlap.py::test_shares_are_those_of_sets_of_windows",)),

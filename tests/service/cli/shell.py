@@ -23,3 +23,9 @@ def ropeway(*arguments: str, stdin: str | bytes | None = None) -> Result:
         logging.captureWarnings(False)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def succeeded(*arguments: str) -> str:
+    result = ropeway(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout

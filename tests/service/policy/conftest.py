@@ -1,14 +1,19 @@
-"""Policies of the tiny model."""
+"""Policies of the tiny model, and a server with one."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from service.models.checkpoint.fingerprint import contents
 from service.models.checkpoint.loading import load
 from service.settings import Settings
+from tests.service.serving import serving
 
 RANGES: list[dict[str, Any]] = [
     {"up_to": 64, "pe": {"method": "default"}},
@@ -35,3 +40,14 @@ def policy(fingerprint: str) -> dict[str, Any]:
         "ranges": RANGES,
         "calibration": {"id": "a" * 32, "created": "2026-11-22T10:00:00Z", "measured": {"perplexity": 12.5}},
     }
+
+
+@pytest.fixture(scope="module")
+def served(
+    checkpoints: Path, tmp_path_factory: pytest.TempPathFactory, policy: dict[str, Any]
+) -> Iterator[tuple[str, FastAPI]]:
+    """A server with the operator's policy."""
+    file = tmp_path_factory.mktemp("policies") / "tiny.json"
+    file.write_text(json.dumps(policy))
+    with serving(checkpoints, policy=file, chat_template="plain") as running:
+        yield running

@@ -1,74 +1,22 @@
-"""``auto`` over HTTP: the encoding of the reserved length, its echo, and its origin."""
+"""``auto`` in generation: the encoding of the reserved length, its echo, its origin, and ranges in the request."""
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from fastapi import FastAPI
 
-from service.api.http.access import ApiKeys
-from service.api.http.key_file import hash_of
-from service.jobs.database.opening import StoreOutOfReach
-from service.policy.policy import Policy, parse_policy
 from tests.methods import rows
+from tests.service.policy.asking import NEW, post, prompt, refusal, result
 from tests.service.policy.conftest import RANGES
-from tests.service.serving import events, serving, wait_for
+from tests.service.serving import events
 
-NEW = 8
 LENGTHS = {20: (0, 64), 64: (0, 64), 65: (64, 128), 128: (64, 128), 129: (128, 256), 256: (128, 256)}
 """Reserved length -> the range that it lies in."""
 
 CHOSEN = {64: "default", 128: "self_extend", 256: "yarn"}
-
-
-def prompt(reserved: int, seed: int = 0) -> list[int]:
-    return [(7 * n + seed) % 380 + 2 for n in range(reserved - NEW)]
-
-
-@pytest.fixture(scope="module")
-def served(
-    checkpoints: Path, tmp_path_factory: pytest.TempPathFactory, policy: dict[str, Any]
-) -> Iterator[tuple[str, FastAPI]]:
-    """A server with the operator's policy."""
-    file = tmp_path_factory.mktemp("policies") / "tiny.json"
-    file.write_text(json.dumps(policy))
-    with serving(checkpoints, policy=file, chat_template="plain") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def plain(checkpoints: Path) -> Iterator[tuple[str, FastAPI]]:
-    """A server without a policy, and with two keys."""
-    with serving(checkpoints, api_keys="ann-key, bob-key") as running:
-        yield running
-
-
-ANN, BOB = {"x-api-key": "ann-key"}, {"x-api-key": "bob-key"}
-
-
-def post(url: str, path: str = "/generate", headers: dict[str, str] | None = None, **body: Any) -> Any:
-    answer = httpx.post(f"{url}{path}", json=body, headers=headers, timeout=60)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def refusal(url: str, path: str = "/generate", status: int = 400, **body: Any) -> dict[str, Any]:
-    answer = httpx.post(f"{url}{path}", json=body, timeout=60)
-    assert answer.status_code == status, answer.text
-    error: dict[str, Any] = answer.json()["error"]
-    return error
-
-
-def result(url: str, reserved: int, pe: Any, headers: dict[str, str] | None = None, **body: Any) -> dict[str, Any]:
-    body = {"prompt": prompt(reserved), "pe": pe, "max_new_tokens": NEW, "ignore_eos": True} | body
-    (found,) = post(url, headers=headers, **body)["results"]
-    return dict(found)
 
 
 class TestWithAPolicy:
@@ -222,139 +170,3 @@ class TestRangesInTheRequest:
             "pe.factor",
             "pe.factor: unknown field: auto takes ranges or nothing, and chooses by the reserved length",
         )
-
-
-class TestEvaluations:
-    BODY = {"input": [n % 380 + 2 for n in range(400)], "lengths": [32, 64, 96, 200], "model": "tiny"}  # noqa: RUF012
-
-    @pytest.mark.parametrize("protocol", ["curve", "disjoint"])
-    def test_every_length_has_its_own_encoding(self, served: tuple[str, FastAPI], protocol: str) -> None:
-        fixed = [found["pe"] for found in RANGES]
-        body = self.BODY | {"protocol": protocol, "methods": ["auto", *fixed]}
-        auto, *others = post(served[0], "/perplexity", **body)["methods"]
-        assert (auto["label"], auto["pe"]["method"]) == ("auto", "auto")
-        assert auto["pe"]["ranges"] == RANGES
-        assert auto["pe"]["origin"]["calibration"] == "a" * 32
-        for position, which in enumerate([0, 0, 1, 2]):
-            length = self.BODY["lengths"][position]
-            means = [method["lengths"][position]["nll_mean"] for method in (auto, others[which])]
-            assert means[0] == pytest.approx(means[1], abs=1e-5), "up to the chunks of the pass"
-            assert auto["frequency_hashes"][str(length)] == others[which]["frequency_hashes"][str(length)]
-        (again,) = post(served[0], "/perplexity", **body | {"methods": [auto["pe"]]})["methods"]
-        assert again == auto
-
-    def test_a_reserved_length_beyond_the_last_range_is_refused(self, served: tuple[str, FastAPI]) -> None:
-        error = refusal(served[0], "/perplexity", **self.BODY | {"lengths": [300], "methods": "auto"})
-        assert error["param"] == "methods.0"
-        assert "beyond its last range, which ends at 256" in error["message"]
-
-    def test_every_range_is_checked_before_anything_is_measured(self, served: tuple[str, FastAPI]) -> None:
-        for pe, reason in (("learned", "method: learned is for models"), ("alibi", "'tiny-alibi' answers under alibi")):
-            auto = {"method": "auto", "ranges": [{"up_to": 40, "pe": pe}, {"up_to": None, "pe": "default"}]}
-            for body in ({"lengths": [64]}, {"lengths": [64], "background": True}):
-                error = refusal(served[0], "/perplexity", **self.BODY | body | {"methods": ["default", auto]})
-                assert error["param"] == "methods.1"
-                assert f"ranges.0.pe: {reason}" in error["message"]
-
-    def test_passkey(self, served: tuple[str, FastAPI]) -> None:
-        body = {"model": "tiny", "lengths": [220, 250], "methods": ["auto", "yarn:4"], "depths": [0.5]}
-        auto, fixed = post(served[0], "/passkey", **body)["methods"]
-        assert auto["cells"] == fixed["cells"], "yarn:4 is the encoding of the last range"
-
-    def test_sweep(self, served: tuple[str, FastAPI]) -> None:
-        body = {"model": "tiny", "lengths": [64, 200], "methods": ["auto", "yarn:4"]}
-        parts = [{"evaluation": "perplexity", "input": self.BODY["input"], "protocol": "disjoint"}]
-        found = post(served[0], "/sweep", **body, evaluations=parts)
-        by_label = {method["label"]: method for method in found["methods"]}
-        assert {"auto", "yarn(factor=4)"} <= set(by_label)
-        at_target = [method["judgements"][0]["value"] for method in (by_label["auto"], by_label["yarn(factor=4)"])]
-        assert at_target[0] == at_target[1], "yarn:4 is the encoding of the last range"
-        within = {method["label"]: method["lengths"][0] for method in found["evaluations"][0]["methods"]}
-        assert within["auto"] == within["default"], "within the trained length auto is the model's own encoding"
-
-    def test_a_job_stores_the_ranges_and_shares_outcomes(self, served: tuple[str, FastAPI]) -> None:
-        url = served[0]
-        body = {"evaluation": "perplexity", **self.BODY, "protocol": "disjoint"}
-        fixed = done(url, httpx.post(f"{url}/jobs", json=body | {"methods": [RANGES[0]["pe"]]}).json())
-        assert fixed["units_reused"] == 0
-        job = done(url, httpx.post(f"{url}/jobs", json=body | {"methods": ["auto"]}).json())
-        assert job["request"]["methods"][0]["ranges"] == RANGES
-        assert (job["units_total"], job["units_reused"]) == (4, 2), "two of its lengths have the native encoding"
-        text = httpx.get(f"{url}/metrics").text
-        assert 'pe_method="auto"' not in text
-
-
-def done(url: str, job: dict[str, Any]) -> dict[str, Any]:
-    """The job at its end."""
-    found: dict[str, Any] = {}
-
-    def ended() -> bool:
-        found.update(httpx.get(f"{url}/jobs/{job['id']}").json())
-        return found["state"] in ("done", "failed")
-
-    wait_for(ended, 60)
-    assert found["state"] == "done", found
-    return found
-
-
-class TestTheRule:
-    def test_within_the_trained_length_the_tokens_are_native(self, plain: tuple[str, FastAPI]) -> None:
-        for reserved in (12, 40, 64):
-            found, native = (result(plain[0], reserved, pe, ANN) for pe in ("auto", "default"))
-            assert (found["token_ids"], found["pe"]) == (native["token_ids"], native["pe"])
-            origin = {"source": "rule", "calibration": None, "created": None}
-            assert found["auto"] == {**origin, "above": 0, "up_to": 64}
-
-    def test_beyond_it_dynamic_yarn_scales_by_the_reserved_length(self, plain: tuple[str, FastAPI]) -> None:
-        found = result(plain[0], 256, "auto", ANN)
-        assert (found["pe"]["method"], found["pe"]["reserved_length"]) == ("dynamic_yarn", 256)
-        assert (found["auto"]["above"], found["auto"]["up_to"]) == (64, None)
-        fixed = result(plain[0], 256, "yarn:4", ANN)
-        assert found["pe"]["frequency_hash"] == fixed["pe"]["frequency_hash"]
-        again = result(plain[0], 256, found["pe"], ANN)
-        assert (again["pe"], again["token_ids"]) == (found["pe"], found["token_ids"])
-
-
-def test_a_tenants_calibration_is_its_own(plain: tuple[str, FastAPI], policy: dict[str, Any]) -> None:
-    """A request under another key does not see it, and the newest one counts."""
-    url, app = plain
-    ann = ApiKeys([hash_of("ann-key")], None).tenant_of(["ann-key"])
-    assert ann is not None
-    assert result(url, 200, "auto", ANN)["auto"]["source"] == "rule"
-    app.state.jobs.put_policy(ann, Policy.model_validate(policy))
-    found = result(url, 200, "auto", ANN)
-    assert (found["auto"]["source"], found["auto"]["calibration"]) == ("calibration", "a" * 32)
-    assert found["pe"]["method"] == "yarn"
-    assert result(url, 200, "auto", BOB)["auto"]["source"] == "rule"
-    newer = policy | {"ranges": [{"up_to": None, "pe": {"method": "linear", "factor": 4.0}}]}
-    app.state.jobs.put_policy(ann, Policy.model_validate(newer))
-    assert result(url, 200, "auto", ANN)["pe"]["method"] == "linear"
-    models = [httpx.get(f"{url}/models", headers=key).json()["models"][0] for key in (ANN, BOB)]
-    assert [model["auto"]["source"] for model in models] == ["calibration", "rule"]
-
-
-def test_a_database_out_of_reach_is_said(
-    plain: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch, policy: dict[str, Any]
-) -> None:
-    """The rule never takes the place of a policy that cannot be read."""
-    url, app = plain
-
-    def fails(tenant: str, fingerprint: str) -> None:
-        raise StoreOutOfReach("locked")
-
-    monkeypatch.setattr(app.state.jobs, "policy_of", fails)
-    body = {"prompt": prompt(20), "max_new_tokens": NEW}
-    answer = httpx.post(f"{url}/generate", json=body | {"pe": "auto"}, headers=ANN)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "jobs_out_of_reach")
-    assert post(url, headers=ANN, **body)["results"], "other encodings need no database"
-    assert httpx.get(f"{url}/models", headers=ANN).json()["models"][0]["auto"] is None
-
-    def of_another_version(tenant: str, fingerprint: str) -> Policy:
-        return parse_policy(policy | {"version": 2})
-
-    monkeypatch.setattr(app.state.jobs, "policy_of", of_another_version)
-    answer = httpx.post(f"{url}/generate", json=body | {"pe": "auto"}, headers=ANN)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == (
-        "pe: the stored policy of 'tiny' cannot be read, calibrate again: version: must be 1, not 2"
-    )

@@ -1,10 +1,8 @@
-"""The probe: attention, copying and loss by distance, against models run by hand and a scorer that copies."""
+"""Results of the probe: attention, copying and loss by distance, against models run by hand and a copying scorer."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,56 +12,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from patches import Patched, encode
-from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.probe import units
 from service.evaluation.probe.plan import ProbePlan, plan_of
 from service.evaluation.probe.request import ProbeRequest
 from service.evaluation.probe.results import ProbeMethod, ProbeResult
-from service.evaluation.probe.units import AttentionUnit, CopyUnit
+from service.evaluation.probe.units import CopyUnit
 from service.evaluation.scoring import TokenScores
 from service.evaluation.statistics.proportion import wilson
 from service.evaluation.tables import csv_of
 from service.evaluation.unit import Outcome, Unit, evaluate
 from service.models.registry import ModelRegistry
 from service.settings import Settings
-from tests.service.conftest import TEXT
-
-DOCUMENTS = [TEXT[:3000], TEXT[4000:8000]]
-METHODS = [{"method": "default"}, {"method": "yarn", "factor": 4}, {"method": "self_extend", "group_size": 4}]
-SMALL: dict[str, Any] = {
-    "input": DOCUMENTS,
-    "methods": METHODS,
-    "lengths": [40, 128],
-    "queries": 20,
-    "distances": [12, 50],
-    "samples": 3,
-    "segment": 6,
-}
-
-
-def settings_of(model: str, **others: Any) -> Settings:
-    return Settings(model=model, dtype="float32", device="cpu", cache_tokens=4096, _env_file=None, **others)
-
-
-@pytest.fixture(scope="module")
-def tiny(checkpoints: Path) -> Iterator[ModelRegistry]:
-    models = ModelRegistry(settings_of(str(checkpoints / "tiny")))
-    yield models
-    models.close()
-
-
-def planned(models: ModelRegistry, **body: Any) -> ProbePlan:
-    settings = settings_of("demo", max_scored_tokens=100_000, score_chunk=32, max_lengths=8)
-    return plan_of(ProbeRequest(**{**SMALL, **body}), models, settings)
-
-
-def finish(work: Generator[Any, None, Any]) -> Any:
-    """The return value of a generator."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as stop:
-            return stop.value
+from tests.service.evaluation.probe.conftest import METHODS, planned, settings_of
+from tests.service.evaluation.prompting import finish
 
 
 def outcomes_of(plan: ProbePlan) -> list[Outcome]:
@@ -125,38 +86,6 @@ def interrupted(unit: Unit, patch: Patched) -> Outcome:
             return outcome
         with torch.no_grad():
             patch.model(torch.randint(3, 300, (2, 9)), position_ids=encode(torch.arange(9), 0)[None], use_cache=False)
-
-
-def test_tokens_are_counted_before_units_exist(tiny: ModelRegistry) -> None:
-    for bos in ("auto", "never"):
-        plan = planned(tiny, bos=bos)
-        assert plan.tokens == sum(unit.tokens for unit in plan.units)
-        assert len(plan.units) == 3 * (2 * 2 + 2 * 3 + 2)
-        assert max(unit.length for unit in plan.units) == plan.longest == 128
-
-
-def test_a_segment_stands_twice_a_distance_apart(tiny: ModelRegistry) -> None:
-    plan = planned(tiny, methods=METHODS[:1])
-    copies = [unit for unit in plan.units if isinstance(unit, CopyUnit)]
-    special = set(tiny.default.tokenizer.all_special_ids)
-    drawn = {}
-    for unit in copies:
-        distance, ids = unit.repeated.distance, unit.token_ids
-        assert len(ids) == unit.length == 1 + distance + 6
-        assert ids[0] == 0
-        assert ids[1:7] == ids[1 + distance : 7 + distance]
-        assert len(set(ids[1:7]) - special) == 6
-        filler, document = ids[7 : 1 + distance], unit.repeated.document.token_ids
-        assert any(document[i : i + len(filler)] == filler for i in range(len(document)))
-        drawn.setdefault(distance, []).append(ids[1:7])
-    assert drawn[12] == drawn[50], "the same segments at every distance"
-    assert len({tuple(segment) for segment in drawn[12]}) == 3
-    other = [u.token_ids[1:7] for u in planned(tiny, seed=1).units if isinstance(u, CopyUnit)]
-    assert all(segment not in drawn[12] for segment in other)
-    stretches = [u for u in planned(tiny, segment_of="document").units if isinstance(u, CopyUnit)]
-    for unit in stretches:
-        document = unit.repeated.document.token_ids
-        assert any(document[i : i + 6] == unit.token_ids[1:7] for i in range(len(document)))
 
 
 def copying_scores(*given: Any, **_: Any) -> Generator[int, None, TokenScores]:
@@ -241,63 +170,6 @@ def test_rows_are_one_long_table(tiny: ModelRegistry) -> None:
     assert ProbeResult.model_validate_json(result.model_dump_json()) == result
 
 
-def test_what_is_not_given_follows_the_model(tiny: ModelRegistry) -> None:
-    plan = planned(tiny, lengths=None, queries=None, distances=None, segment=20)
-    assert (plan.lengths, plan.queries) == ([64, 256], 64)
-    assert plan.distances == [32, 64, 128]
-    assert plan.longest == 256
-    short = planned(tiny, input=[DOCUMENTS[0][:180]], lengths=None, queries=None, distances=None)
-    assert len(short.lengths) == 1
-    assert short.queries == min(64, short.lengths[0])
-
-
-@pytest.mark.parametrize(
-    ("change", "param", "says"),
-    [
-        ({"queries": 41}, "queries", "at most the shortest length"),
-        ({"distances": [5, 50]}, "distances", "below the segment's 6"),
-        ({"distances": [12, 900_000]}, "distances", "at most"),
-        ({"distances": list(range(6, 16))}, "distances", "at most 8"),
-        ({"distances": None, "segment": 100}, "segment", "do not fit"),
-        ({"segment": 300, "distances": [400]}, "segment", "different tokens"),
-        ({"lengths": [64, 99_999]}, "lengths", "at most"),
-        ({"methods": [{"method": "learned"}]}, "methods.0", "learned positions"),
-        ({"samples": 1000}, "lengths", "100000 a request"),
-        ({"input": [[5, 99_999]]}, "input", "0..383"),
-    ],
-)
-def test_refusals(tiny: ModelRegistry, change: dict[str, Any], param: str, says: str) -> None:
-    with pytest.raises(InvalidEvaluation, match=says) as refused:
-        planned(tiny, **change)
-    assert refused.value.param == param
-
-
-def test_keys_of_several_tokens_have_no_distances(tiny: ModelRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    patch = tiny.get(None).patch
-    monkeypatch.setattr(patch, "geometry", replace(patch.geometry, compresses_keys=True))
-    with pytest.raises(InvalidEvaluation, match="cover several tokens") as refused:
-        planned(tiny)
-    assert refused.value.param == "model"
-
-
-@pytest.mark.parametrize(("successes", "trials"), [(0, 9), (1, 9), (50, 100), (99, 100), (9, 9)])
-def test_wilson_ends_where_the_share_is_1_96_deviations_away(successes: int, trials: int) -> None:
-    interval, share = wilson(successes, trials), successes / trials
-    assert 0 <= interval.low <= share <= interval.high <= 1
-    for end in (interval.low, interval.high):
-        if end not in (0.0, 1.0):
-            deviations = abs(share - end) / math.sqrt(end * (1 - end) / trials)
-            assert deviations == pytest.approx(1.959964, rel=1e-5)
-    assert (interval.low == 0) == (successes == 0)
-    assert (interval.high == 1) == (successes == trials)
-
-
-def test_wilson_refuses_what_is_no_share() -> None:
-    for successes, trials in ((0, 0), (5, 4), (-1, 4)):
-        with pytest.raises(ValueError, match="trials"):
-            wilson(successes, trials)
-
-
 def within(method: ProbeMethod, length: int, distance: int) -> float:
     """Mean mass at distances below ``distance`` (a power of two) of passes of ``length``."""
     mean = next(mean for mean in method.attention_mean if mean.length == length)
@@ -339,13 +211,3 @@ def test_a_trained_model_copies_what_is_near(shared: Path) -> None:
     assert near.nll_mean < near.nll_first - 0.1
     assert far.nll_mean > near.nll_mean + 1
     assert far.accuracy < near.accuracy - 0.1
-
-
-def test_inputs_tell_units_apart(tiny: ModelRegistry) -> None:
-    plan = planned(tiny, methods=METHODS[:1])
-    own = [unit for unit in plan.units if isinstance(unit, AttentionUnit | CopyUnit)]
-    assert len({(unit.kind, str(unit.inputs())) for unit in own}) == len(own)
-    again = [unit for unit in planned(tiny, methods=METHODS[1:2]).units if isinstance(unit, AttentionUnit | CopyUnit)]
-    assert [unit.inputs() for unit in again] == [unit.inputs() for unit in own], "paired across methods"
-    for unit, outcome in zip(own, map(finish, (unit.run() for unit in own)), strict=True):
-        assert all(np.isfinite(value) for value in unit.summary(outcome).values())

@@ -1,0 +1,134 @@
+"""Layouts of a batch: equal rows, padding on either side, packed rows, generation, and batches that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import pad
+
+from patches import encode, patched
+from tests.models import tiny_tokens
+from tests.patches.forward import left_padded, logits_of, relative, slot_of
+from tests.patches.model.test_mixed_batch import LENGTHS, TOLERANCE, batched, eight, model_of, packed_logits, prompts
+
+
+def test_equal_rows_of_one_encoding_share_a_segment_and_stay_apart() -> None:
+    """Neighbours with the same encoding and length run as one block of rows, despite rows between blocks."""
+    model = model_of("llama")
+    tokens = list(tiny_tokens(6, 40))
+    with patched(model) as patch:
+        a, b = (slot_of(patch, fields, 40) for fields in ({"method": "yarn", "factor": 4.0}, {"method": "self_extend"}))
+        slots = [a, a, b, b, b, a]
+        mixed = batched(model, tokens, slots)
+        for row, slot, result in zip(tokens, slots, mixed, strict=True):
+            assert relative(result, logits_of(model, row[None], slot)[0]) < TOLERANCE
+
+
+@torch.no_grad()
+def test_position_ids_are_read_anew_in_every_forward() -> None:
+    """A caller may keep one tensor: for other rows, for another mask, or rewritten in place."""
+    model, tokens = model_of("llama"), tiny_tokens(3, 30)
+    position_ids = torch.arange(30)[None].repeat(3, 1)
+    with patched(model) as patch:
+        slot = slot_of(patch, {"method": "self_extend"}, 30)
+        plain = logits_of(model, tokens)
+        assert torch.equal(model(tokens, position_ids=position_ids).logits, plain)
+        position_ids[1] = encode(position_ids[1], slot)
+        assert (
+            relative(model(tokens, position_ids=position_ids).logits[1], logits_of(model, tokens, slot)[1]) < TOLERANCE
+        )
+        position_ids[1], mask = (torch.arange(30) - 9).clamp_min(0), torch.ones_like(tokens)
+        mask[1, :9] = 0
+        padded = model(tokens, position_ids=position_ids, attention_mask=mask).logits
+        assert relative(padded[1, 9:], logits_of(model, tokens[1:2, 9:])[0]) < TOLERANCE
+        shared = position_ids[:1]
+        assert torch.equal(model(tokens[:2], position_ids=shared).logits, logits_of(model, tokens[:2]))
+        assert torch.equal(model(tokens, position_ids=shared).logits, plain)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+@torch.no_grad()
+def test_right_padding_is_harmless_for_real_tokens(family: str) -> None:
+    model = model_of(family)
+    tokens = prompts()
+    longest = max(LENGTHS)
+    ids = torch.stack([pad(row, (0, longest - len(row))) for row in tokens])
+    mask = torch.stack([pad(torch.ones(len(row)), (0, longest - len(row))) for row in tokens]).long()
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    with patched(model) as patch:
+        slots = [slot_of(patch, fields, len(row)) for fields, row in zip(eight(8, 3), tokens, strict=True)]
+        output = model(ids, attention_mask=mask, position_ids=encode(positions, torch.tensor(slots)[:, None])).logits
+        for row, slot, logits in zip(tokens, slots, output, strict=True):
+            assert relative(logits[: len(row)], logits_of(model, row[None], slot)[0]) < TOLERANCE
+
+
+def test_generate_carries_the_slots_of_a_batch() -> None:
+    """transformers' own loop counts the encoded positions up, and never knows what they carry."""
+    model = model_of("llama")
+    tokens = prompts()
+    ids, mask, positions = left_padded(tokens)
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    generate: Any = model.generate
+    with patched(model) as patch:
+        slots = [slot_of(patch, fields, len(row) + 8) for fields, row in zip(eight(8, 4), tokens, strict=True)]
+        encoded = encode(positions, torch.tensor(slots)[:, None])
+        mixed = generate(ids, attention_mask=mask, position_ids=encoded, **options)[:, -8:]
+        for row, slot, result in zip(tokens, slots, mixed, strict=True):
+            position_ids = encode(torch.arange(len(row)), slot)[None]
+            alone = generate(row[None], position_ids=position_ids, **options)[0, -8:]
+            assert torch.equal(result, alone)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@torch.no_grad()
+def test_sequences_packed_into_one_row(family: str) -> None:
+    """As a paged engine feeds them: end to end, each from its own position 0 and with its own encoding."""
+    model, tokens = model_of(family), prompts()
+    with patched(model) as patch:
+        slots = [slot_of(patch, fields, len(row)) for fields, row in zip(eight(8, 2), tokens, strict=True)]
+        packed = packed_logits(model, patch, tokens, slots)
+        for row, slot, logits in zip(tokens, slots, packed, strict=True):
+            assert relative(logits, logits_of(model, row[None], slot)[0]) < TOLERANCE
+
+
+# Batches that are refused
+
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+COUNTED = torch.tensor([[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]])
+
+
+@pytest.mark.parametrize(
+    ("position_ids", "mask", "message"),
+    [
+        (torch.tensor([[0, 1, 2, 0, 1, 2]]), None, "count up by one"),
+        (torch.tensor([[0, 2, 4, 6, 8, 10]]), None, "count up by one"),
+        (torch.tensor([[0, 1, 2, 3, 4, 5], [7, 8, 9, 10, 11, 12]]), None, "start alike"),
+        (torch.arange(6).expand(2, -1), MASK, "first unpadded token"),
+        (COUNTED + 1, MASK, "first unpadded token"),
+        (encode(torch.arange(6), torch.tensor([[0, 0, 0, 1, 1, 1]])), None, "same slot"),
+        (encode(COUNTED, torch.tensor([[0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 2]])), MASK, "same slot"),
+    ],
+    ids=["packed", "strided", "shifted_row", "padding_counted", "shifted", "two_slots", "two_slots_padded"],
+)
+@torch.no_grad()
+def test_wrong_position_ids_are_refused(position_ids: torch.Tensor, mask: torch.Tensor | None, message: str) -> None:
+    model = model_of("llama")
+    with patched(model), pytest.raises(ValueError, match=message):
+        model(tiny_tokens(len(position_ids), 6), attention_mask=mask, position_ids=position_ids)
+
+
+@torch.no_grad()
+def test_a_slot_without_an_encoding_is_refused() -> None:
+    model = model_of("llama")
+    with patched(model), pytest.raises(IndexError, match="slot 9"):
+        model(tiny_tokens(1, 6), position_ids=encode(torch.arange(6)[None], 9))
+
+
+@torch.no_grad()
+def test_a_ready_made_mask_is_refused() -> None:
+    model = model_of("llama")
+    dense = torch.ones(1, 1, 6, 6).tril().bool()
+    with patched(model), pytest.raises(ValueError, match="padding mask"):
+        model(tiny_tokens(1, 6), attention_mask=dense)
