@@ -111,7 +111,7 @@ def problems_of(errors: Iterable[Any], leave_out: Collection[str] = ()) -> list[
     for error in islice(errors, MAX_ERRORS):
         field = _field(error, {*UNION_LABELS, *leave_out})
         wrong.setdefault(field, []).append(_message(error))
-        values[field] = error["input"]
+        values[field] = _sent(error)
     # A problem inside one type of a union says more than the mismatch with the others.
     inside = [field for field in wrong if not any(other.startswith(f"{field}.") for other in wrong)]
     return [Problem(field, _joined(wrong[field], values[field])) for field in inside]
@@ -123,6 +123,17 @@ def _field(error: Mapping[str, Any], leave_out: Collection[str]) -> str:
     parts = [str(part) for part in error["loc"] if part not in leave_out and "[" not in str(part)]
     parts.append(str(context.get("discriminator") or context.get("field") or "").strip("'"))
     return ".".join(part for part in parts if part)
+
+
+def _sent(error: Mapping[str, Any]) -> object:
+    """The value of the wrong field, also where its validator is that of the object around it."""
+    value = error["input"]
+    for part in str(error.get("ctx", {}).get("field") or "").split("."):
+        if part and isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif part and isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+    return value
 
 
 def _message(error: Mapping[str, Any]) -> str:

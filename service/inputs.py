@@ -93,3 +93,8 @@ TAGS = frozenset(
     | {"as_text", "as_object", "as_schema", "a_message", "a_call", "a_result", "a_reason"}
 )
 """Words that unions in requests add to the location of a problem."""
+
+
+def is_longer(text: str, most: int) -> bool:
+    """True for a text of more than ``most`` bytes of UTF-8."""
+    return len(text) > most or (4 * len(text) > most and len(text.encode("utf-8", "surrogatepass")) > most)

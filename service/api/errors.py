@@ -66,7 +66,9 @@ def _out_of_memory(error: OutOfMemory) -> ApiError:
 
 
 def _unknown_model(error: UnknownModel) -> ApiError:
-    return ApiError(404, f"{error}; served: {', '.join(error.known)}", param="model", code="model_not_found")
+    before = "" if error.param == "model" else f"{error.param}: "
+    message = f"{before}{error}; served: {', '.join(error.known)}"
+    return ApiError(404, message, param=error.param, code="model_not_found")
 
 
 def _client_gone(_: Exception) -> ApiError:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from patches import LONGEST, KnownFields, PositionEncoding, problem, unknown
+from patches import LONGEST, KnownFields, Method, PositionEncoding, problem, unknown
 from service.api.docs.openapi import SAMPLE
 from service.api.http.routing import Route
 from service.api.responses import ExportResult
@@ -79,7 +79,7 @@ def _exported(body: ExportRequest, models: ModelRegistry) -> ExportResult:
     target = TARGETS[body.target]
     source = _source(served, models)
     try:
-        length = body.length or default_length(body.pe, source.geometry)
+        length = body.length or _default_length(body.pe, served, source, target)
         pe = served.patch.describe(body.pe, length)
         expression = export(served.patch.confirmed(body.pe, length), source, target, length)
     except NotExpressible as error:
@@ -108,6 +108,21 @@ def _exported(body: ExportRequest, models: ModelRegistry) -> ExportResult:
         differences=expression.differences,
         notes=notes,
     )
+
+
+def _default_length(method: Method, served: ServedModel, source: Source, target: Target) -> int:
+    """The length that the parameters of ``method`` reach.
+
+    Raises:
+        NotExpressible: where none is needed, since the system cannot carry the encoding within the trained length.
+        LengthRequired: for an encoding without such a length.
+    """
+    try:
+        return default_length(method, source.geometry)
+    except LengthRequired:
+        trained = served.trained_length
+        export(served.patch.confirmed(method, trained), source, target, trained)
+        raise
 
 
 def _adapter(served: ServedModel, target: Target) -> tuple[str, list[str], list[str]]:

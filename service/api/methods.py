@@ -201,7 +201,7 @@ def _resolved(
 def _at_fault(name: str, message: str, own: dict[str, str]) -> str:
     """The query parameter that ``message`` opens with. A field of the schedule underneath came in ``base``."""
     field = message.partition(":")[0]
-    if field in METHODS[name].model_fields and field != "method":
+    if field in own or (field in METHODS[name].model_fields and field != "method"):
         return field
     return "base" if "base" in own else "name"
 

@@ -51,7 +51,7 @@ def generate(  # noqa: PLR0913 - one argument per option
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, help="The same seed gives the same text, up to rounding.", show_default="random"),
+        typer.Option(min=-(1 << 63), help="The same seed gives the same text, up to rounding.", show_default="random"),
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End at this text; repeatable.")] = None,
     regex: Annotated[str | None, typer.Option(help="The answer matches this regular expression.")] = None,

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from service.cli.evaluations import IncludeText, finding_again, finish
 from service.cli.shared.client import connected
-from service.cli.shared.files import check_files, refuse_several, save
+from service.cli.shared.files import check_files, check_page, refuse_several, save
 from service.cli.shared.measuring import AsCsv, AsJson, show, show_early
 from service.cli.shared.terminal import new_table, print_table, printable, stdout
 from service.jobs.records import JobState
@@ -163,6 +163,7 @@ def report(
 ) -> None:
     """Save the report of a job: one HTML file with every picture and the numbers."""
     check_files(("--output", output))
+    check_page("--output", output)
     with _connected(server) as client:
         whole = _whole(client, job_id)
         page = client.download(whole, "report.html", include_text=include_text)

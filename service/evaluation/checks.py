@@ -21,7 +21,7 @@ from service.evaluation.overlap import overlaps
 from service.evaluation.request import Bos, DocumentsRequest
 from service.evaluation.results import Overlap
 from service.evaluation.unit import Plan, Subject, token_digest
-from service.inputs import names_of
+from service.inputs import is_longer, names_of
 from service.models.policies import check_ranges
 from service.models.registry import ModelRegistry, ServedModel
 from service.policy.auto import Auto
@@ -81,8 +81,8 @@ def documents_of(request: DocumentsRequest, served: ServedModel, settings: Setti
     at_most("input", len(several), settings.max_documents)
     names, documents = names_of(request.names, len(several)), []
     for name, item in zip(names, several, strict=True):
-        if isinstance(item, str) and len(item) > settings.max_text_bytes:
-            raise InvalidEvaluation("input", _of(name, f"a text may have at most {settings.max_text_bytes} characters"))
+        if isinstance(item, str) and is_longer(item, settings.max_text_bytes):
+            raise InvalidEvaluation("input", _of(name, f"a text may have at most {settings.max_text_bytes} bytes"))
         if not isinstance(item, str):
             documents.append(from_token_ids(name, item, served.tokenizer))
         elif item in BUILT_IN:

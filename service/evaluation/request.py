@@ -92,7 +92,11 @@ class EvaluationRequest(KnownFields, ABC):
     )
     stream: bool = Field(False, description="Server-sent events: progress, then the result.")
     background: bool = Field(False, description="Answer 202 with a job at once; its routes have the result.")
-    reuse: bool = Field(True, description="A job reuses stored outcomes of the same inputs, model and code.")
+    reuse: bool = Field(
+        True,
+        description="A job reuses stored outcomes of the same inputs, model and code. If false, it computes all units, "
+        "and no other job reuses them.",
+    )
     timeout_s: Annotated[float, Field(ge=0.01)] | None = Field(
         None, description="Seconds until it is given up with 504; the server's maximum when absent. Not for jobs."
     )
@@ -115,6 +119,11 @@ class EvaluationRequest(KnownFields, ABC):
     @abstractmethod
     def example(cls) -> dict[str, Any]:
         """A body that works on the embedded demo models, without its ``evaluation``."""
+
+    @classmethod
+    def reads_documents(cls, fields: Mapping[str, Any]) -> bool:
+        """True if documents in a body of ``fields`` have an effect."""
+        return "input" in cls.model_fields
 
     @classmethod
     def placed(cls, documents: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

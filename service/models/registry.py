@@ -32,11 +32,11 @@ log = structlog.get_logger()
 
 
 class UnknownModel(LookupError):
-    """No served model has this name; ``known`` lists those that are."""
+    """No served model has this name; ``known`` lists those that are. It came in the field ``param``."""
 
-    def __init__(self, name: str, known: list[str]) -> None:
+    def __init__(self, name: str, known: list[str], param: str = "model") -> None:
         super().__init__(f"unknown model {name!r}")
-        self.name, self.known = name, known
+        self.name, self.known, self.param = name, known, param
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ class ModelRegistry:
     def default(self) -> ServedModel:
         return next(iter(self._models.values()))
 
-    def get(self, name: str | None) -> ServedModel:
-        """The model called ``name``, or the default one.
+    def get(self, name: str | None, param: str = "model") -> ServedModel:
+        """The model called ``name``, which came in the field ``param``, or the default one.
 
         Raises:
             UnknownModel: naming those that are served.
@@ -194,7 +194,7 @@ class ModelRegistry:
         if name is None:
             return self.default
         if name not in self._models:
-            raise UnknownModel(name, list(self._models))
+            raise UnknownModel(name, list(self._models), param)
         return self._models[name]
 
     def for_method(self, model: ServedModel, method: Method) -> ServedModel:

@@ -106,13 +106,15 @@ def _told(shown: int, rows: int) -> str:
 
 def facts_of(result: EvaluationResult, job: JobInfo | None = None) -> list[tuple[str, str]]:
     """The parameters of the evaluation, as names and values."""
-    asked = result.model_dump(mode="json", exclude={*NOT_ASKED, "id", "seconds", "links"})
+    asked = result.model_dump(mode="json", exclude={*NOT_ASKED, "id", "seconds", "links", "partial"})
     facts = [("model", result.model), ("trained length", f"{result.trained_length:,} tokens")]
     documents: list[DocumentInfo] = getattr(result, "documents", [])
     if documents:
         texts = [f"{d.name} ({d.tokens:,} tokens, {d.bytes:,} bytes)" for d in documents]
         facts.append(("documents", "; ".join(texts)))
     facts += [(name.replace("_", " "), _fact(value)) for name, value in asked.items()]
+    if result.partial is not None:
+        facts.append(("partial", result.partial.words()))
     if result.seconds is not None:
         facts.append(("measured in", f"{result.seconds:,.1f} s"))
     if job is not None:

@@ -12,6 +12,7 @@ from fastapi import Request
 from patches import Method, ResolvedRecipe
 from service.api.generation.text import TextStream
 from service.errors import bad_request, context_length_exceeded
+from service.inputs import is_longer
 from service.models.registry import ServedModel
 from service.models.text.tokenizing import tokenized, with_ends
 from service.settings import Settings
@@ -63,8 +64,8 @@ def check_text_size(item: str | list[int], request: Request, param: str) -> None
     ApiError: for a text longer than this server tokenizes.
     """
     settings: Settings = request.app.state.settings
-    if isinstance(item, str) and len(item) > settings.max_text_bytes:
-        raise bad_request(f"{param}: a text may have at most {settings.max_text_bytes} characters", param)
+    if isinstance(item, str) and is_longer(item, settings.max_text_bytes):
+        raise bad_request(f"{param}: a text may have at most {settings.max_text_bytes} bytes", param)
 
 
 def read_prompt(

@@ -112,6 +112,17 @@ def check_outputs(
         if path.suffix.lower() not in (".png", ".html"):
             raise typer.BadParameter(f"{str(path)!r} must end in .png or .html", param_hint="--plot")
     check_files(*(("--plot", path) for path in plots or []), ("--report", report), ("--policy", policy))
+    check_page("--report", report)
+
+
+def check_page(option: str, path: Path | None) -> None:
+    """Refuse a name that is not of a page.
+
+    Raises:
+        typer.BadParameter: naming ``option``.
+    """
+    if path is not None and path.suffix.lower() not in (".html", ".htm"):
+        raise typer.BadParameter(f"{str(path)!r} must end in .html", param_hint=option)
 
 
 def check_files(*outputs: tuple[str, Path | None]) -> None:

@@ -153,7 +153,7 @@ def plan_of(request: LongPerplexityRequest, models: ModelRegistry, settings: Set
     """
     asked = request.evaluator
     served = models.get(request.model)
-    named = served if asked.model is None else models.get(asked.model)
+    named = served if asked.model is None else models.get(asked.model, "evaluator.model")
     evaluator = models.for_method(named, asked.pe)
     shared = {
         name: getattr(request, name)

@@ -221,14 +221,16 @@ def _lengths(
 ) -> list[int]:
     """Ascending; the last one is the target."""
     wanted = request.length_values()
-    if request.lengths is None:
+    if request.lengths is None or wanted is None:
         longest = min(len(document.token_ids) for document in documents) + special
         reach = min(DEFAULT_REACH * served.trained_length, longest, served.engine.scores.most)
         target = request.length or max(2, reach)
         wanted = [*doubling_lengths(served.trained_length, target), target]
+    elif request.length is not None and wanted[-1] > request.length:
+        raise InvalidEvaluation("lengths", f"must be at most length ({request.length}), not {wanted[-1]}")
+    elif wanted[0] < SHORTEST:
+        raise InvalidEvaluation("lengths", f"must be at least {SHORTEST}, not {wanted[0]}")
     lengths = lengths_of(wanted, served, documents, special, settings)
-    if request.length is not None:
-        lengths = [length for length in lengths if length <= request.length]
     shortest = min(served.trained_length, lengths[-1])
     if shortest < SHORTEST:
         raise InvalidEvaluation("length", f"must be at least {SHORTEST}, as must the model's trained length")

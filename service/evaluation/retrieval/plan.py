@@ -197,5 +197,8 @@ def plan_of(request: PasskeyRequest | NeedleRequest, models: ModelRegistry, sett
         depths=depths,
         max_new_tokens=drafts[0].new_tokens,
     )
+    least = min(len(sample.answer_ids) for sample in plan.samples[lengths[0]])
+    if isinstance(request, PasskeyRequest) and plan.max_new_tokens < least:
+        raise InvalidEvaluation("max_new_tokens", f"must be at least {least}, the tokens of a key")
     affordable(plan, settings)
     return plan

@@ -83,3 +83,20 @@ def _prompt(kind: str, context: str, asked: list[str], *, several: bool) -> str:
         f"What is the special magic {one} for {query} mentioned in the provided text? "
         f"The special magic {one} for {query} mentioned in the provided text is"
     )
+
+
+NEEDLES: dict[str, Niah] = {
+    "niah_single_1": Niah("noise"),
+    "niah_single_2": Niah("documents"),
+    "niah_single_3": Niah("documents", value="uuids"),
+    "niah_multikey_1": Niah("documents", keys=4),
+    "niah_multikey_2": Niah("needles"),
+    "niah_multikey_3": Niah("needles", key="uuids", value="uuids"),
+    "niah_multivalue": Niah("documents", values=4),
+    "niah_multiquery": Niah("documents", keys=4, queries=4),
+}
+
+
+def needs_documents(task: str) -> bool:
+    """True for tasks whose haystack is the request's documents."""
+    return task in NEEDLES and NEEDLES[task].haystack == "documents"

@@ -18,9 +18,10 @@ from service.evaluation.retrieval.grid import (
 from service.evaluation.retrieval.prompts import PromptTokenizer
 from service.evaluation.retrieval.results import LengthScore, SampleResult
 from service.evaluation.retrieval.scores import averages, recall
+from service.evaluation.ruler.niah import needs_documents
 from service.evaluation.ruler.request import RulerRequest
 from service.evaluation.ruler.results import RulerMethod, RulerResult, TaskName, TaskScore
-from service.evaluation.ruler.tasks import draft_of, needs_documents
+from service.evaluation.ruler.tasks import draft_of
 from service.evaluation.unit import Outcome, Subject
 from service.models.registry import ModelRegistry
 from service.settings import Settings
@@ -82,8 +83,9 @@ def plan_of(request: RulerRequest, models: ModelRegistry, settings: Settings) ->
     tasks = list(dict.fromkeys(request.tasks))
     check_grid(lengths, len(tasks) * request.samples, subjects, settings)
     uses_documents = any(needs_documents(task) for task in tasks)
-    if request.max_tokens is not None and not uses_documents:
-        raise InvalidEvaluation("max_tokens", f"cuts documents, and {', '.join(tasks)} use none")
+    given = [name for name in ("input", "names", "max_tokens") if name in request.model_fields_set]
+    if given and not uses_documents:
+        raise InvalidEvaluation(given[0], f"without effect: {', '.join(tasks)} use no documents")
     documents = documents_of(request, served, settings) if uses_documents else []
     haystack = haystack_of(request.texts(), documents) if uses_documents else None
     drafts = {task: [draft_of(task, sample, request, haystack) for sample in range(request.samples)] for task in tasks}

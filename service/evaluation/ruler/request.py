@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
+from typing_extensions import override
 
 from patches import examples, problem
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.request import DocumentsRequest, Seed
 from service.evaluation.retrieval.request import NewTokens, Samples
+from service.evaluation.ruler.niah import needs_documents
 from service.evaluation.ruler.results import TaskName
 from service.inputs import TextOrTokens
 
@@ -45,6 +48,12 @@ class RulerRequest(DocumentsRequest):
     cwe_frequency: Frequency = Field(30, description="cwe: occurrences of each of the ten common words in the list.")
     cwe_uncommon_frequency: Frequency = Field(3, description="cwe: occurrences of every other word.")
     fwe_alpha: Annotated[float, Field(gt=1, le=4)] = Field(2.0, description="fwe: exponent of Zipf's law.")
+
+    @classmethod
+    @override
+    def reads_documents(cls, fields: Mapping[str, Any]) -> bool:
+        tasks = fields.get("tasks")
+        return not isinstance(tasks, list) or any(map(needs_documents, tasks))
 
     @model_validator(mode="after")
     def _common_words_are_more_common(self) -> Self:

@@ -13,25 +13,9 @@ import numpy as np
 from service.evaluation.retrieval.haystack import Haystack
 from service.evaluation.retrieval.prompts import Draft
 from service.evaluation.ruler import counting, niah, tracking
-from service.evaluation.ruler.niah import Niah
+from service.evaluation.ruler.niah import NEEDLES
 from service.evaluation.ruler.request import RulerRequest
 from service.evaluation.ruler.results import TaskName
-
-NEEDLES: dict[str, Niah] = {
-    "niah_single_1": Niah("noise"),
-    "niah_single_2": Niah("documents"),
-    "niah_single_3": Niah("documents", value="uuids"),
-    "niah_multikey_1": Niah("documents", keys=4),
-    "niah_multikey_2": Niah("needles"),
-    "niah_multikey_3": Niah("needles", key="uuids", value="uuids"),
-    "niah_multivalue": Niah("documents", values=4),
-    "niah_multiquery": Niah("documents", keys=4, queries=4),
-}
-
-
-def needs_documents(task: TaskName) -> bool:
-    """True for tasks whose haystack is the request's documents."""
-    return task in NEEDLES and NEEDLES[task].haystack == "documents"
 
 
 def draft_of(task: TaskName, sample: int, request: RulerRequest, documents: Haystack | None) -> Draft:

@@ -64,13 +64,13 @@ def joined(windows: Sequence[Scored]) -> np.ndarray:
 
 def interval_of(groups: Sequence[Group], documents: int) -> Interval | None:
     """95 % interval of exp(mean NLL) by Student's t: over documents, or over the quarters of the only one. None with
-    fewer than three of either."""
+    fewer than three of either. No perplexity is below 1."""
     found = _mean_and_half(pieces_of(groups, documents))
     if found is None:
         return None
     mean, half = found
     kind = "documents" if documents > 1 else "quarters"
-    return Interval(low=finite_exp(mean - half), high=finite_exp(mean + half), kind=kind)
+    return Interval(low=finite_exp(max(mean - half, 0.0)), high=finite_exp(mean + half), kind=kind)
 
 
 def _mean_and_half(pieces: Sequence[Group]) -> tuple[float, float] | None:

@@ -47,6 +47,9 @@ class Target(KnownFields):
     )
 
 
+ANY_FACTOR = 2.0
+
+
 def _default() -> list[Part]:
     first = IN_SWEEPS[0].request
     return [first.model_validate(first.in_sweep({}))]
@@ -68,12 +71,12 @@ class SweepRequest(EvaluationRequest):
     @model_validator(mode="before")
     @classmethod
     def _factors_stand_in(cls, fields: Any) -> Any:
-        """A method without its factor gets the first of ``factors``, which ``expanded`` replaces by every one."""
+        """A method without its factor gets one that all methods take, until it gets each of ``factors``."""
         factors = fields.get("factors") if isinstance(fields, Mapping) else None
         if not isinstance(factors, list) or not factors or fields.get("methods") is None:
             return fields
         methods = fields["methods"] if isinstance(fields["methods"], list) else [fields["methods"]]
-        return {**fields, "methods": [_with_factor(method, factors[0]) for method in methods]}
+        return {**fields, "methods": [_with_factor(method, ANY_FACTOR) for method in methods]}
 
     @model_validator(mode="after")
     def _parts_leave_the_rest_to_the_sweep(self) -> Self:
@@ -89,10 +92,11 @@ class SweepRequest(EvaluationRequest):
         if self.factors is not None and any(_takes_factor(method) and method.follows for method in self.methods):
             why = "an encoding that repeats the numbers of an answer has its factor already"
             raise problem("without_effect", why, "factors")
-        try:
-            self.expanded()
-        except ValidationError as error:
-            raise problem("no_encoding", problems_of(error.errors())[0].message, "factors") from error
+        for index, factor in enumerate(self.factors or ()):
+            try:
+                self._under(factor)
+            except ValidationError as error:
+                raise problem("no_encoding", problems_of(error.errors())[0].message, f"factors.{index}") from error
         return self
 
     def texts(self) -> list[str | list[int]]:
@@ -104,7 +108,8 @@ class SweepRequest(EvaluationRequest):
         if not documents:
             return dict(fields)
         parts = fields.get("evaluations") or [IN_SWEEPS[0].name]
-        return {**fields, "evaluations": [_with_documents(documents, _named(part)) for part in parts]}
+        named = [_named(part) for part in parts]
+        return {**fields, "evaluations": [_with_documents(documents, part) for part in named]}
 
     @classmethod
     def unknown_field(cls, name: str) -> str:
@@ -125,18 +130,25 @@ class SweepRequest(EvaluationRequest):
 
     def expanded(self) -> list[Any]:
         """The methods under every factor, each encoding once, in the order of the request."""
-        several = []
-        for method in self.methods:
-            if self.factors is None or not _takes_factor(method):
-                several.append(method)
-            else:
-                fields = method.model_dump(exclude_unset=True) | {"method": method.method}
-                several += [type(method).model_validate({**fields, "factor": factor}) for factor in self.factors]
-        return list(dict.fromkeys(several))
+        if self.factors is None:
+            return list(dict.fromkeys(self.methods))
+        by_factor = zip(*map(self._under, self.factors), strict=True)
+        return list(dict.fromkeys(method for same in by_factor for method in same))
+
+    def _under(self, factor: float) -> list[Any]:
+        """The methods, those that take a factor with this one.
+
+        Raises:
+            ValidationError: for a factor that a method does not take.
+        """
+        return [_with_own_factor(method, factor) if _takes_factor(method) else method for method in self.methods]
 
 
 def _with_documents(documents: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """``part`` with ``documents``, whose names are not those of an input of the part."""
+    """``part`` with ``documents`` if it reads any. Their names are not those of an input of the part."""
+    known = EVALUATIONS.get(str(part.get("evaluation")))
+    if known is not None and not known.request.reads_documents(part):
+        return dict(part)
     unnamed = {"names": None} if "input" in part else {}
     return {**documents, **unnamed, **part}
 
@@ -150,6 +162,11 @@ def _with_factor(given: Any, factor: Any) -> Any:
     name = fields.get("method") if isinstance(fields, Mapping) else None
     field = METHODS[name].model_fields.get("factor") if isinstance(name, str) and name in METHODS else None
     return {**fields, "factor": factor} if field is not None and "factor" not in fields else given
+
+
+def _with_own_factor(method: Any, factor: float) -> Any:
+    fields = method.model_dump(exclude_unset=True) | {"method": method.method}
+    return type(method).model_validate({**fields, "factor": factor})
 
 
 def _takes_factor(method: Any) -> bool:

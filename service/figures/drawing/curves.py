@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import plotly.graph_objects as go
 
@@ -24,7 +25,10 @@ ALONE = "a point and no line"
 
 @dataclass(frozen=True)
 class Curve:
-    """A line: x and y [points], the ends of any intervals, the text that hovering adds to each point."""
+    """A line: x and y [points], the ends of any intervals, the text that hovering adds to each point.
+
+    Both ends of a point without an interval are its value.
+    """
 
     name: str
     x: Sequence[float]
@@ -37,6 +41,15 @@ class Curve:
     def known(self) -> list[float]:
         """The y values without gaps."""
         return [value for value in self.y if value is not None]
+
+    @property
+    def bands(self) -> list[Curve]:
+        """Its parts of two points at least that follow one another, each with an interval."""
+        if self.low is None or self.high is None:
+            return []
+        has_interval = [low < high for low, high in zip(self.low, self.high, strict=True)]
+        runs = (list(run) for own, run in groupby(range(len(self.x)), has_interval.__getitem__) if own)
+        return [self.points(run) for run in runs if len(run) > 1]
 
     def points(self, kept: Sequence[int]) -> Curve:
         """The curve through some of its points."""
@@ -130,7 +143,7 @@ def intervals_fit(figure: go.Figure, curves: Sequence[Curve]) -> bool:
 def curve_traces(
     curve: Curve, style: LineStyle, group: str, *, text: str = "", faint: bool = False, shaded: bool = True
 ) -> list[go.Scatter]:
-    """The interval as a closed shape if ``shaded``, then the line; a single point has its interval as a bar.
+    """Intervals as closed shapes if ``shaded``, then the line; a single point has its interval as a bar.
 
     ``text`` is the curve's label among several.
     """
@@ -138,20 +151,8 @@ def curve_traces(
     traces, bar = [], None
     if curve.low is not None and curve.high is not None and len(curve.x) == 1 and curve.y[0] is not None:
         bar = error_bar(curve.y[0], curve.low[0], curve.high[0], style.colour)
-    elif shaded and curve.low is not None and curve.high is not None:
-        traces.append(
-            go.Scatter(
-                x=[*curve.x, *reversed(curve.x)],
-                y=[*curve.low, *reversed(curve.high)],
-                fill="toself",
-                fillcolor=style.colour,
-                opacity=SHADE,
-                mode="none",
-                hoverinfo="skip",
-                legendgroup=group,
-                showlegend=False,
-            )
-        )
+    elif shaded:
+        traces += [_shade(band, style, group) for band in curve.bands]
     marked = not faint and len(curve.x) <= MARKED
     traces.append(
         go.Scatter(
@@ -170,3 +171,17 @@ def curve_traces(
         )
     )
     return traces
+
+
+def _shade(band: Curve, style: LineStyle, group: str) -> go.Scatter:
+    return go.Scatter(
+        x=[*band.x, *reversed(band.x)],
+        y=[*(band.low or ()), *reversed(band.high or ())],
+        fill="toself",
+        fillcolor=style.colour,
+        opacity=SHADE,
+        mode="none",
+        hoverinfo="skip",
+        legendgroup=group,
+        showlegend=False,
+    )

@@ -134,6 +134,9 @@ def test_a_text_beyond_the_limit_is_not_tokenized(checkpoints: Path) -> None:
             answer = httpx.post(f"{url}{path}", json=body)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
             assert "1000" in answer.json()["error"]["message"]
+        for count, status in ((333, 200), (334, 400)):
+            answer = httpx.post(f"{url}/tokenize", json={"prompt": "你" * count})
+            assert answer.status_code == status, "a character of three bytes counts as three"
 
 
 @pytest.mark.slow
@@ -141,7 +144,8 @@ def test_a_tenant_without_tokens_left_tokenizes_nothing(checkpoints: Path) -> No
     with serving(checkpoints, key_tokens_per_minute=30) as (url, _):
         within_a_minute(10)
         assert httpx.post(f"{url}/tokenize", json={"prompt": "a"}).status_code == 200
-        assert httpx.post(f"{url}/generate", json={"prompt": [5] * 20, "max_new_tokens": 10}).status_code == 200
+        generated = {"prompt": [5] * 20, "max_new_tokens": 10, "ignore_eos": True}
+        assert httpx.post(f"{url}/generate", json=generated).status_code == 200
         for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
             assert httpx.post(f"{url}{path}", json=body).status_code == 429
 

@@ -74,6 +74,8 @@ def test_results_of_a_job(server: str, done: str, tmp_path: Path) -> None:
     assert parquet.read_table(table).column("perplexity").to_pylist() == [float(row["perplexity"]) for row in rows]
     page = tmp_path / "page.html"
     succeeded("report", done, "-o", str(page), "--server", server)
+    refused = ropeway("report", done, "-o", str(page.with_suffix(".pdf")), "--server", server)
+    assert (refused.exit_code, "must end in .html" in refused.stderr) == (2, True)
     assert "yarn(factor=4)" in page.read_text()
 
 

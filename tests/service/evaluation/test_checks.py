@@ -161,6 +161,10 @@ def test_names_of_files_are_for_the_documents_of_a_sweep_alone() -> None:
     placed = SweepRequest.model_validate(SweepRequest.placed(files, {"evaluations": parts, "lengths": [64]}))
     assert [getattr(part, "names", None) for part in placed.evaluations] == [files["names"], None]
     assert placed.texts() == [*files["input"], own["input"]]
+    parts = ["ruler", {"evaluation": "ruler", "tasks": ["vt"]}]
+    every, none = SweepRequest.model_validate(SweepRequest.placed(files, {"evaluations": parts})).evaluations
+    assert every.texts() == files["input"]
+    assert "input" not in none.model_fields_set, "it reads no documents"
 
 
 @pytest.mark.parametrize("given", ["ropeways", f"see {next(iter(BUILT_IN))[:-1]}", "read a.txt", "3.14159", "e.g.text"])
@@ -266,7 +270,7 @@ PART = "evaluations.0.windows"
         (RulerRequest, {"cwe_uncommon_frequency": 30}, "cwe_uncommon_frequency"),
         (SweepRequest, {"evaluations": ["passkey", OWN_LENGTHS]}, "evaluations.1"),
         (SweepRequest, {"methods": ["none"], "factors": [2]}, "factors"),
-        (SweepRequest, {"methods": [YARN], "factors": [5000]}, "factors"),
+        (SweepRequest, {"methods": [YARN], "factors": [5000]}, "factors.0"),
         (SweepRequest, {"methods": [YARN] * 200, "factors": [2, 4]}, "factors"),
         (SweepRequest, {"evaluations": [{"evaluation": "perplexity", "windows": 1, "protocol": "curve"}]}, PART),
     ],

@@ -225,7 +225,10 @@ def small(models: ModelRegistry, **fields: Any) -> RulerPlan:
         "samples": 2,
         "max_new_tokens": 8,
     }
-    return plan_of(RulerRequest(**{**request, **fields}), models, settings_of(Path()))
+    asked = {**request, **fields}
+    if not RulerRequest.reads_documents(asked):
+        del asked["input"]
+    return plan_of(RulerRequest(**asked), models, settings_of(Path()))
 
 
 def test_handmade_outcomes(models: ModelRegistry) -> None:

@@ -91,6 +91,12 @@ def test_perplexity_over_few_blocks_covers_95_percent(blocks: int) -> None:
     assert 0.93 < np.mean(covered) < 0.97
 
 
+def test_no_perplexity_is_below_1() -> None:
+    found = interval_of([(1.0, 64), (9.0, 64), (200.0, 64)], 3)
+    assert found is not None
+    assert found.low == 1.0 < found.high
+
+
 def test_two_values_have_no_interval_and_no_probability() -> None:
     groups = [(1.0, 64), (2.0, 64)]
     assert interval_of(groups, 1) is None

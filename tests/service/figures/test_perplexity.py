@@ -86,6 +86,18 @@ class TestPng:
     def test_names_the_trained_length_or_points_to_it(self, name: str, note: str) -> None:
         assert note in texts(SHAPES[name])
 
+    @pytest.mark.parametrize("without", [[0], [3], [1], [0, 2], [0, 1, 2, 3]])
+    def test_no_interval_is_no_shade(self, without: list[int]) -> None:
+        lengths = [
+            at.model_copy(update={"interval": None}) if place in without else at
+            for place, at in enumerate(USUAL.methods[0].lengths)
+        ]
+        method = USUAL.methods[0].model_copy(update={"lengths": lengths})
+        figure = perplexity_picture(USUAL.model_copy(update={"methods": [method]})).figure
+        shaded = [length for trace in figure.data if trace.fill == "toself" for length in set(trace.x)]
+        beside = {place for place in range(4) if {place - 1, place + 1} - set(without) & set(range(4))}
+        assert sorted(shaded) == [DOUBLING[place] for place in sorted(beside - set(without))]
+
     def test_names_model_protocol_documents_and_last_values(self) -> None:
         shown = texts(USUAL)
         title = " ".join(shown)

@@ -92,7 +92,10 @@ def test_the_methods_that_are_complete_are_the_result(client: httpx.Client) -> N
     rows = list(csv.DictReader(io.StringIO(client.get(f"/jobs/{job_id}/results.csv").text)))
     assert {row["method"] for row in rows} == set(labels[:finished])
     assert result["partial"]["lacks"] == ["methods"]
-    assert "Of the methods that finished: At 64 tokens" in client.get(f"/jobs/{job_id}/report.html").text
+    page = client.get(f"/jobs/{job_id}/report.html").text
+    assert "Of the methods that finished: At 64 tokens" in page
+    missing = ", ".join(f"{label} (1)" for label in labels[finished:])
+    assert f"{finished} of 3 units are finished; missing: {missing}" in page
 
 
 def test_the_finished_units_are_a_table_in_any_state(client: httpx.Client) -> None:
