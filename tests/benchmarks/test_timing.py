@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pytest
+import torch
+
 from benchmarks import __main__ as command
+from benchmarks.speed import curve_speed
 from benchmarks.timing import Report, Timings, interleaved, write
 from tests.conftest import ROOT
 
@@ -49,3 +53,10 @@ def test_every_benchmark_is_listed_and_has_a_result() -> None:
     assert {path.stem for path in files if "\ndef run(quick" in path.read_text()} == set(command.MODULES)
     sections = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8").split("\n## ")[1:]
     assert {section.partition("\n")[0] for section in sections} >= set(command.MODULES)
+
+
+def test_a_quick_run_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # other tests run beside this one
+    report = curve_speed.run(quick=True)
+    assert [row[0] for row in report.rows] == ["default"]
+    assert float(report.rows[0][-1]) < 1e-6, "one pass gives the numbers of one per length"
