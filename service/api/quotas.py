@@ -49,8 +49,9 @@ class TokenRate:
         """Most tokens of one request."""
         return sys.maxsize if self._limit is None else self._limit.amount
 
-    async def left(self) -> int:
-        """Tokens that the tenant may ask for now, a tenth of a minute's at least: with fewer it waits.
+    async def left(self, prompt_tokens: int) -> int:
+        """New tokens that the tenant may ask for now beside those of a prompt. They are a tenth of a minute's at least,
+        for which it may have to wait.
 
         Raises:
             LimitsOutOfReach: when the store does not answer.
@@ -59,7 +60,8 @@ class TokenRate:
             return self.most
         async with reached():
             window = await self._limiter.get_window_stats(self._limit, context.current().tenant)
-        return max(window.remaining, self._limit.amount // 10)
+        least = min(self._limit.amount // 10, self.most - prompt_tokens)
+        return max(window.remaining - prompt_tokens, least)
 
     async def give_back(self, tokens: int, tenant: str, after_s: float) -> None:
         """Count ``tokens`` less. The tenant was charged for them ``after_s`` seconds ago. Those of an earlier minute of
@@ -192,7 +194,7 @@ _giving = set[asyncio.Task[None]]()
 async def left_to_answer(request: Request, prompt_tokens: int) -> tuple[int, int]:
     """Most new tokens that the API key may ask for beside ``prompt_tokens``: in a whole minute, and now."""
     rate: TokenRate = request.app.state.token_rate
-    return rate.most - prompt_tokens, await rate.left() - prompt_tokens
+    return rate.most - prompt_tokens, await rate.left(prompt_tokens)
 
 
 def set_deadline(timeout_s: float | None, settings: Settings) -> None:

@@ -226,11 +226,13 @@ async def test_tokens_come_back_in_the_shared_store(shared_url: str) -> None:
     shared = SharedLimits(shared_url)
     one, other = (TokenRate(100, shared) for _ in range(2))
     await one.charge(90)
-    assert await other.left() == 10
+    assert await other.left(0) == 10
     await other.give_back(60, "anonymous", 0.0)
-    assert await one.left() == 70
+    assert await one.left(0) == 70
     await other.give_back(31, "anonymous", 0.0)
-    assert await one.left() == 70, "more than the minute has was charged before"
+    assert await one.left(0) == 70, "more than the minute has was charged before"
     await one.give_back(20, "anonymous", 61.0)
-    assert await one.left() == 70, "those of an earlier minute stay"
+    assert await one.left(0) == 70, "those of an earlier minute stay"
+    assert await one.left(65) == 10, "a tenth of the minute at least"
+    assert await one.left(97) == 3, "no more than a whole minute has"
     await shared.close()
