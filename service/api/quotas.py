@@ -23,6 +23,9 @@ from service.sharing.limits import LimitsOutOfReach, SharedLimits, reached, stor
 
 log = structlog.get_logger()
 
+SLACK_S = 0.1
+"""A minute of the shared store begins with a charge, and its clock has milliseconds."""
+
 
 class TokenRate:
     """Tokens that one tenant may use in a minute. The window slides by weighting the last two minutes, which
@@ -75,7 +78,7 @@ class TokenRate:
         storage, key = cast(SlidingWindowCounterSupport, self._limiter.storage), self._limit.key_for(tenant)
         async with reached():
             _, _, current, current_left = await storage.get_sliding_window(key, self._limit.get_expiry())
-            if current >= tokens and after_s <= 2 * self._limit.get_expiry() - current_left:
+            if current >= tokens and after_s <= 2 * self._limit.get_expiry() - current_left + SLACK_S:
                 await self._limiter.hit(self._limit, tenant, cost=-tokens)
 
     async def charge(self, tokens: int, param: str | None = None) -> None:

@@ -75,9 +75,10 @@ class Target(NamedTuple):
 class PreparedPrompt:
     """One prompt under one encoding, checked and admitted: a ticket per generation, and one for scoring.
 
-    ``index`` is the prompt's place in the request; ``resolved`` is the encoding for the prompt and ``max_tokens`` new
-    tokens. ``auto`` is the choice of ``auto``, where the request asked for it. Answers follow
-    ``grammars``, one each. Their tokens are no longer ``reserved``.
+    ``index`` is the prompt's place in the request. ``resolved`` is the encoding for the reserved ``length``: the prompt
+    with all new tokens that the request may have. ``max_tokens`` are those that its API key has now. ``auto`` is the
+    choice of ``auto``, where the request asked for it. Answers follow ``grammars``, one each, and their tokens are no
+    longer ``reserved``.
     """
 
     index: int
@@ -85,6 +86,7 @@ class PreparedPrompt:
     model: ServedModel
     method: Method
     resolved: ResolvedRecipe
+    length: int
     max_tokens: int
     auto: AutoChoice | None
     wanted: Wanted
@@ -96,7 +98,7 @@ class PreparedPrompt:
     @cached_property
     def pe(self) -> dict[str, Any]:
         """The encoding as it takes effect, for the answer."""
-        return self.model.patch.describe(self.method, len(self.prompt.token_ids) + self.max_tokens)
+        return self.model.patch.describe(self.method, self.length)
 
     async def generate(
         self,
@@ -188,7 +190,7 @@ async def prepare(
     prompts = await prompts_of(request, given, served, wanted.param, **how)
     of_minute, left = await left_to_answer(request, sum(len(prompts[index].token_ids) for index, _ in pairs))
     if wanted.max_tokens is None:
-        most_new = min(most_new, left // len(places))
+        most_new = min(most_new, of_minute // len(places))
     forms = {model.name: await _tried(request, model, wanted.structure) for model, *_ in targets}
     prepared, reserved = list[PreparedPrompt](), Reserved(request)
     for number, (index, (model, method, pe_param)) in enumerate(pairs):
@@ -201,7 +203,9 @@ async def prepare(
         mine = tickets[number * wanted.answers : (number + 1) * wanted.answers]
         score_ticket = tickets[len(places) + number] if wanted.scored else None
         length = tokens + max_tokens
-        chosen = method.at(length), resolved, max_tokens, choice_of(method, length, model, request)
+        if wanted.max_tokens is None:
+            max_tokens = min(max_tokens, max(left // len(places), wanted.min_tokens, 1))
+        chosen = method.at(length), resolved, length, max_tokens, choice_of(method, length, model, request)
         own = mine, score_ticket, await _grammars(request, model, wanted, forms[model.name])
         prepared.append(PreparedPrompt(index, prompts[index], model, *chosen, wanted, *own, reserved))
     sizes = [(len(part.prompt.token_ids), wanted.answers * part.max_tokens) for part in prepared]

@@ -100,7 +100,8 @@ class NeedleRequest(DepthRequest):
     @model_validator(mode="after")
     def _another_needle_has_another_answer(self) -> Self:
         given = self.model_fields_set
-        if "needle" in given and "expected" not in given and not any(part in self.needle for part in self.expected):
+        needle = self.needle.lower()
+        if "needle" in given and "expected" not in given and not any(part.lower() in needle for part in self.expected):
             why = "required: the needle has none of the default strings, so no answer could have them"
             raise problem("no_answer", why, "expected")
         return self

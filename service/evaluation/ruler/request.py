@@ -53,7 +53,7 @@ class RulerRequest(DocumentsRequest):
     @override
     def reads_documents(cls, fields: Mapping[str, Any]) -> bool:
         tasks = fields.get("tasks")
-        return not isinstance(tasks, list) or any(map(needs_documents, tasks))
+        return not isinstance(tasks, list) or any(isinstance(task, str) and needs_documents(task) for task in tasks)
 
     @model_validator(mode="after")
     def _common_words_are_more_common(self) -> Self:

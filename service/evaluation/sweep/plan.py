@@ -17,7 +17,7 @@ from service.evaluation.sweep.judging import Judge
 from service.evaluation.sweep.request import SweepRequest
 from service.evaluation.sweep.results import SweepResult
 from service.evaluation.unit import Outcome, Plan, Subject, Unit, complete_methods
-from service.models.registry import ModelRegistry, ServedModel
+from service.models.registry import ModelRegistry, ServedModel, UnknownModel
 from service.settings import Settings
 
 
@@ -145,6 +145,8 @@ def _part(
     whole = part.model_copy(update={"model": request.model, "methods": methods, "lengths": lengths})
     try:
         plan = EVALUATIONS[part.evaluation].plan(whole, models, settings)
+    except UnknownModel as error:
+        raise UnknownModel(error.name, error.known, f"evaluations.{index}.{error.param}") from error
     except InvalidEvaluation as error:
         own = error.param.partition(".")[0] not in ("lengths", "methods")
         param = f"evaluations.{index}.{error.param}" if own else error.param

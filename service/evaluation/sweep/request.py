@@ -48,6 +48,7 @@ class Target(KnownFields):
 
 
 ANY_FACTOR = 2.0
+"""All methods take it."""
 
 
 def _default() -> list[Part]:
@@ -71,12 +72,12 @@ class SweepRequest(EvaluationRequest):
     @model_validator(mode="before")
     @classmethod
     def _factors_stand_in(cls, fields: Any) -> Any:
-        """A method without its factor gets one that all methods take, until it gets each of ``factors``."""
+        """A method without its factor gets the first of ``factors``, which ``expanded`` replaces by every one."""
         factors = fields.get("factors") if isinstance(fields, Mapping) else None
         if not isinstance(factors, list) or not factors or fields.get("methods") is None:
             return fields
         methods = fields["methods"] if isinstance(fields["methods"], list) else [fields["methods"]]
-        return {**fields, "methods": [_with_factor(method, ANY_FACTOR) for method in methods]}
+        return {**fields, "methods": [_with_factor(method, factors[0]) for method in methods]}
 
     @model_validator(mode="after")
     def _parts_leave_the_rest_to_the_sweep(self) -> Self:
@@ -109,7 +110,11 @@ class SweepRequest(EvaluationRequest):
             return dict(fields)
         parts = fields.get("evaluations") or [IN_SWEEPS[0].name]
         named = [_named(part) for part in parts]
-        return {**fields, "evaluations": [_with_documents(documents, part) for part in named]}
+        reads = [_reads_documents(part) for part in named]
+        if not any(reads):  # the first part refuses them
+            reads[0] = isinstance(named[0], Mapping)
+        each = zip(named, reads, strict=True)
+        return {**fields, "evaluations": [_with_documents(documents, part) if own else part for part, own in each]}
 
     @classmethod
     def unknown_field(cls, name: str) -> str:
@@ -144,11 +149,13 @@ class SweepRequest(EvaluationRequest):
         return [_with_own_factor(method, factor) if _takes_factor(method) else method for method in self.methods]
 
 
+def _reads_documents(part: Any) -> bool:
+    known = EVALUATIONS.get(str(part.get("evaluation"))) if isinstance(part, Mapping) else None
+    return known is not None and known.request.reads_documents(part)
+
+
 def _with_documents(documents: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """``part`` with ``documents`` if it reads any. Their names are not those of an input of the part."""
-    known = EVALUATIONS.get(str(part.get("evaluation")))
-    if known is not None and not known.request.reads_documents(part):
-        return dict(part)
+    """``part`` with ``documents``, whose names are not those of an input of the part."""
     unnamed = {"names": None} if "input" in part else {}
     return {**documents, **unnamed, **part}
 
@@ -161,7 +168,13 @@ def _with_factor(given: Any, factor: Any) -> Any:
         return given
     name = fields.get("method") if isinstance(fields, Mapping) else None
     field = METHODS[name].model_fields.get("factor") if isinstance(name, str) and name in METHODS else None
-    return {**fields, "factor": factor} if field is not None and "factor" not in fields else given
+    if field is None or "factor" in fields:
+        return given
+    try:
+        METHODS[str(name)].model_validate({**fields, "factor": factor})
+    except ValidationError:  # the error is that of ``factors``
+        factor = ANY_FACTOR
+    return {**fields, "factor": factor}
 
 
 def _with_own_factor(method: Any, factor: float) -> Any:

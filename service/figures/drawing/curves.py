@@ -149,7 +149,7 @@ def curve_traces(
     """
     name = text or label(curve.name)
     traces, bar = [], None
-    if curve.low is not None and curve.high is not None and len(curve.x) == 1 and curve.y[0] is not None:
+    if len(curve.x) == 1 and curve.y[0] is not None and curve.low and curve.high and curve.low[0] < curve.high[0]:
         bar = error_bar(curve.y[0], curve.low[0], curve.high[0], style.colour)
     elif shaded:
         traces += [_shade(band, style, group) for band in curve.bands]

@@ -71,7 +71,10 @@ def of_calls(
     for number, (name, schema) in enumerate(functions.items()):
         if schema.get("type", "object") != "object":
             raise GrammarRefused(f"the arguments of {name!r} are no object")
-        check_schema(schema)
+        try:
+            check_schema(schema)
+        except GrammarRefused as error:
+            raise GrammarRefused(f"the parameters of {name!r}: {error}") from error
         if listing.behind_name:
             call = f"{json.dumps(name)} {known(listing.behind_name)} arguments_{number}"
         else:

@@ -226,7 +226,10 @@ def test_a_key_gets_back_what_its_answers_did_not_use(checkpoints: Path, stream:
 
 
 def test_a_chat_without_max_tokens_asks_for_what_its_key_may(checkpoints: Path) -> None:
-    with serving(checkpoints, key_tokens_per_minute=90, api_keys="ann,bob,cem", chat_template="plain") as (url, _):
+    with serving(checkpoints, key_tokens_per_minute=90, api_keys="ann,bob,cem,dan,eve", chat_template="plain") as (
+        url,
+        _,
+    ):
         within_a_minute(20)
 
         def asked(key: str, text: str = "Hi", **more: Any) -> httpx.Response:
@@ -240,6 +243,10 @@ def test_a_chat_without_max_tokens_asks_for_what_its_key_may(checkpoints: Path) 
         usage = asked("ann").json()["usage"]
         assert usage["total_tokens"] == 90 - 3 * (usage["prompt_tokens"] + 1), "it asks for all that is left"
         refused = asked("ann")
+        dynamic = [asked("dan", pe="dynamic", **AT_ONCE).json()["choices"][0]["pe"] for _ in range(2)]
+        assert dynamic[0] == dynamic[1], "an encoding does not depend on the tokens that are left"
+        few = [asked("eve", text="ro" * 20, min_tokens=20, **AT_ONCE).status_code for _ in range(3)]
+        assert set(few) <= {200, 429}
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "token_rate_exceeded")
         usage = asked("bob", n=3).json()["usage"]
         assert 88 <= usage["total_tokens"] <= 90, "three answers share what is left"

@@ -165,6 +165,11 @@ def test_names_of_files_are_for_the_documents_of_a_sweep_alone() -> None:
     every, none = SweepRequest.model_validate(SweepRequest.placed(files, {"evaluations": parts})).evaluations
     assert every.texts() == files["input"]
     assert "input" not in none.model_fields_set, "it reads no documents"
+    (alone,) = SweepRequest.placed(files, {"evaluations": parts[1:]})["evaluations"]
+    assert alone["input"] == files["input"], "it refuses them"
+    for wrong in ([5], [{"evaluation": "ruler", "tasks": [["x"]]}], ["perplexty"]):
+        with pytest.raises(ValidationError, match="evaluations"):
+            SweepRequest.model_validate(SweepRequest.placed(files, {"evaluations": wrong}))
 
 
 @pytest.mark.parametrize("given", ["ropeways", f"see {next(iter(BUILT_IN))[:-1]}", "read a.txt", "3.14159", "e.g.text"])

@@ -23,6 +23,7 @@ NO_DOCUMENTS = "without effect: niah_single_1 use no documents"
         ("/ruler", UNCOMMON, "cwe_uncommon_frequency", "must be below cwe_frequency (3), not 30"),
         ("/sweep", {"methods": ["yarn"], "factors": [2, 5000]}, "factors.1", "must be at most 4096, not 5000.0"),
         ("/sweep", {"methods": ["yarn"], "factors": [0.5]}, "factors.0", "must be at least 1, not 0.5"),
+        ("/sweep", {"methods": ["yarn"], "factors": [5000]}, "factors.0", "must be at most 4096, not 5000.0"),
         ("/needle", NEEDLE, "expected", "required: the needle has none of the default strings"),
         ("/passkey", {"lengths": [256], "max_new_tokens": 1}, "max_new_tokens", "the tokens of a key"),
     ],
@@ -38,6 +39,8 @@ def test_the_field_is_named(client: httpx.Client, path: str, body: dict[str, Any
 
 
 def test_another_needle_comes_with_its_answer(client: httpx.Client) -> None:
+    for needle in ("EAT A SANDWICH in the park.", "On a sunny day."):
+        assert client.post("/needle", json={**NEEDLE, "needle": needle, "methods": ["default"]}).status_code == 200
     asked = {**NEEDLE, "methods": ["default"], "expected": ["zebra"], "question": "The word is", "max_new_tokens": 4}
     assert client.post("/needle", json=asked).status_code == 200
 
@@ -48,6 +51,14 @@ def test_the_model_of_an_evaluator_is_named(client: httpx.Client) -> None:
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (404, "evaluator.model")
     assert error["message"].startswith("evaluator.model: unknown model 'foo'")
+    part = {"evaluation": "long_perplexity", "evaluator": {"model": "foo"}}
+    error = client.post("/sweep", json={"methods": ["default"], "evaluations": [part]}).json()["error"]
+    assert error["param"] == "evaluations.0.evaluator.model"
+
+
+def test_null_is_absent(client: httpx.Client) -> None:
+    asked = {"tasks": ["vt"], "samples": 1, "lengths": [512], "methods": ["default"], "max_new_tokens": 4}
+    assert client.post("/ruler", json={**asked, "max_tokens": None, "names": None}).status_code == 200
 
 
 def test_a_parameter_of_a_query_is_named(client: httpx.Client) -> None:

@@ -98,6 +98,9 @@ class TestPng:
         beside = {place for place in range(4) if {place - 1, place + 1} - set(without) & set(range(4))}
         assert sorted(shaded) == [DOUBLING[place] for place in sorted(beside - set(without))]
 
+    def test_a_point_without_an_interval_has_no_bar(self) -> None:
+        assert [trace.error_y.array for trace in perplexity_picture(SHAPES["one point"]).figure.data] == [None]
+
     def test_names_model_protocol_documents_and_last_values(self) -> None:
         shown = texts(USUAL)
         title = " ".join(shown)

@@ -51,6 +51,10 @@ def test_a_method_needs_no_factor_beside_factors(linear: Any) -> None:
         SweepRequest(methods=[linear])
 
 
+def test_a_stored_request_has_no_factor_that_is_not_measured() -> None:
+    assert SweepRequest(methods=["yarn"], factors=[4, 8]).methods[0].factor == 4  # type: ignore[list-item, union-attr]
+
+
 def test_factors_keep_the_other_parameters() -> None:
     (method,) = SweepRequest(methods=[YARN | {"beta_fast": 16.0}], factors=[8]).expanded()
     assert method == parse({"method": "yarn", "factor": 8.0, "beta_fast": 16.0})
