@@ -83,8 +83,8 @@ def plan_of(request: RulerRequest, models: ModelRegistry, settings: Settings) ->
     tasks = list(dict.fromkeys(request.tasks))
     check_grid(lengths, len(tasks) * request.samples, subjects, settings)
     uses_documents = any(needs_documents(task) for task in tasks)
-    fields = (name for name in ("input", "names", "max_tokens") if name in request.model_fields_set)
-    given = [name for name in fields if getattr(request, name) is not None]
+    defaults = {name: RulerRequest.model_fields[name].default for name in ("input", "names", "max_tokens")}
+    given = [name for name, default in defaults.items() if getattr(request, name) not in (None, default)]
     if given and not uses_documents:
         raise InvalidEvaluation(given[0], f"without effect: {', '.join(tasks)} use no documents")
     documents = documents_of(request, served, settings) if uses_documents else []

@@ -76,7 +76,7 @@ EASY: dict[str, dict[str, Any]] = {
         **{"input": TEXT[:2000], "needle": "It is Q.", "question": "It is", "expected": ["Q"], "answer": None},
     },
     "POST /ruler": EVALUATED
-    | {"input": TEXT[:2000], "lengths": [512], "samples": 1, "max_new_tokens": 2, "tasks": ["niah_single_1"]},
+    | {"input": TEXT[:2000], "lengths": [512], "samples": 1, "max_new_tokens": 2, "tasks": ["niah_single_2"]},
     "POST /probe": {
         **EVALUATED,
         **{"lengths": [32], "distances": [8], "queries": 4, "samples": 1, "segment": 4, "bos": "auto"},
