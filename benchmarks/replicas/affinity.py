@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -136,21 +137,20 @@ def _measure(url: str, measured: Measured, asked: int, noise: random.Random) -> 
 
 
 def _counts(url: str) -> dict[str, int]:
-    """Both counters, summed over the replicas. One answer has the numbers of one replica: ask for those of all."""
-    found: dict[float, dict[str, int]] = {}
+    """Both counters, summed over the replicas. Our proxy answers with those of all. Serve's answers with those of one,
+    so it is asked until both have answered."""
+    found: dict[tuple[str | None, float], dict[str, int]] = {}
     until = time.monotonic() + 60
     while len(found) < REPLICAS:
         if time.monotonic() > until:
             raise RuntimeError(f"only {len(found)} of {REPLICAS} replicas have answered /metrics")
-        samples = [
-            sample
-            for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").raise_for_status().text)
-            for sample in family.samples
-        ]
-        (started,) = (sample.value for sample in samples if sample.name == STARTED)
-        found[started] = {
-            name: int(sum(sample.value for sample in samples if sample.name == name)) for name in (HITS, PROMPT)
-        }
+        replicas: dict[str | None, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").raise_for_status().text):
+            for sample in family.samples:
+                replicas[sample.labels.get("replica")][sample.name] += sample.value
+        for label, each in replicas.items():
+            if STARTED in each:
+                found[label, each[STARTED]] = {name: int(each[name]) for name in (HITS, PROMPT)}
     return {name: sum(counts[name] for counts in found.values()) for name in (HITS, PROMPT)}
 
 
