@@ -125,14 +125,20 @@ def _field(error: Mapping[str, Any], leave_out: Collection[str]) -> str:
     return ".".join(part for part in parts if part)
 
 
+ABSENT = object()
+"""No value was sent."""
+
+
 def _sent(error: Mapping[str, Any]) -> object:
-    """The value of the wrong field, also where its validator is that of the object around it."""
+    """The value of the wrong field, also where its validator is that of the object around it, or ABSENT."""
     value = error["input"]
     for part in str(error.get("ctx", {}).get("field") or "").split("."):
         if part and isinstance(value, Mapping) and part in value:
             value = value[part]
         elif part and isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
+        elif part:
+            return ABSENT
     return value
 
 
@@ -144,7 +150,7 @@ def _message(error: Mapping[str, Any]) -> str:
 def _joined(messages: list[str], value: object) -> str:
     """The demands of every type that a field takes, and the value sent."""
     message = " or ".join(dict.fromkeys(messages))
-    return f"{message}, not {_shown(value)}" if message.startswith("must ") else message
+    return f"{message}, not {_shown(value)}" if message.startswith("must ") and value is not ABSENT else message
 
 
 def _shown(value: object) -> str:

@@ -21,6 +21,7 @@ NO_DOCUMENTS = "without effect: niah_single_1 use no documents"
         ("/ruler", {"tasks": ["niah_single_1"], "names": ["mine"]}, "names", NO_DOCUMENTS),
         ("/ruler", {"tasks": ["niah_single_1"], "max_tokens": 9}, "max_tokens", NO_DOCUMENTS),
         ("/ruler", UNCOMMON, "cwe_uncommon_frequency", "must be below cwe_frequency (3), not 30"),
+        ("/ruler", {"cwe_frequency": 3}, "cwe_uncommon_frequency", "must be below cwe_frequency (3)"),
         ("/sweep", {"methods": ["yarn"], "factors": [2, 5000]}, "factors.1", "must be at most 4096, not 5000.0"),
         ("/sweep", {"methods": ["yarn"], "factors": [0.5]}, "factors.0", "must be at least 1, not 0.5"),
         ("/sweep", {"methods": ["yarn"], "factors": [5000]}, "factors.0", "must be at most 4096, not 5000.0"),
