@@ -194,10 +194,16 @@ _giving = set[asyncio.Task[None]]()
 """Tasks at work. The event loop keeps no task alive."""
 
 
-async def left_to_answer(request: Request, prompt_tokens: int) -> tuple[int, int]:
-    """Most new tokens that the API key may ask for beside ``prompt_tokens``: in a whole minute, and now."""
+def most_to_answer(request: Request, prompt_tokens: int) -> int:
+    """Most new tokens that the API key may ask for in a minute beside ``prompt_tokens``."""
     rate: TokenRate = request.app.state.token_rate
-    return rate.most - prompt_tokens, await rate.left(prompt_tokens)
+    return rate.most - prompt_tokens
+
+
+async def left_to_answer(request: Request, prompt_tokens: int) -> int:
+    """Those that it may ask for now, as ``TokenRate.left``."""
+    rate: TokenRate = request.app.state.token_rate
+    return await rate.left(prompt_tokens)
 
 
 def set_deadline(timeout_s: float | None, settings: Settings) -> None:

@@ -21,7 +21,7 @@ from service.api.generation.prompts import Prompt, check_logprobs, check_min_tok
 from service.api.generation.refusals import refused
 from service.api.generation.structure import Structure
 from service.api.generation.text import TextStream
-from service.api.quotas import Reserved, admit, left_to_answer, log_prompts, upper_bound
+from service.api.quotas import Reserved, admit, left_to_answer, log_prompts, most_to_answer, upper_bound
 from service.api.responses import AutoChoice
 from service.engine.generation import Generation
 from service.engine.request import Grammar, SamplingParams, TokenLogprobs
@@ -188,9 +188,11 @@ async def prepare(
     log_prompts(request, given)
     how = {"add_special_tokens": wanted.add_special_tokens, "with_text": wanted.echoed}
     prompts = await prompts_of(request, given, served, wanted.param, **how)
-    of_minute, left = await left_to_answer(request, sum(len(prompts[index].token_ids) for index, _ in pairs))
+    read = sum(len(prompts[index].token_ids) for index, _ in pairs)
+    of_minute = left = most_to_answer(request, read)
     if wanted.max_tokens is None:
         most_new = min(most_new, of_minute // len(places))
+        left = await left_to_answer(request, read)
     forms = {model.name: await _tried(request, model, wanted.structure) for model, *_ in targets}
     prepared, reserved = list[PreparedPrompt](), Reserved(request)
     for number, (index, (model, method, pe_param)) in enumerate(pairs):
