@@ -20,9 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 TRANSFORMERS_IN_PATCHES = {"patches/model/hf.py"}
 TRANSFORMERS_IN_SERVICE = {
     "service/models/text/tokenizing.py",
-    "service/engine/adapter/pages/by_head.py",  # these twelve: the one adapter around continuous batching
+    "service/engine/adapter/pages/by_head.py",  # these thirteen: the one adapter around continuous batching
     "service/engine/adapter/pages/cache.py",
     "service/engine/adapter/compatibility.py",
+    "service/engine/adapter/configuration.py",
     "service/engine/adapter/decode_inputs.py",
     "service/engine/adapter/cards/decode_rows.py",
     "service/engine/adapter/inputs.py",

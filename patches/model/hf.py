@@ -9,7 +9,6 @@ All are undone on leaving the context, also after an exception. A request never 
 
 from __future__ import annotations
 
-import copy
 import inspect
 import itertools
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,16 @@ from patches.model.architectures import MaskKind, Seams, architecture_of
 from patches.model.encodings import with_keyword
 from patches.model.fusion.replacement import fuse
 from patches.model.generation import generate
+from patches.model.measuring.forwards import (
+    computes_its_own_encoding,
+    evaluating,
+    logits_of,
+    refuse_other_logits,
+    refuse_positions_added_to_tokens,
+    refusing,
+    relative_difference,
+    table_format,
+)
 from patches.model.measuring.geometry import (
     UnsupportedModel,
     dispatches,
@@ -38,7 +47,7 @@ from patches.model.measuring.geometry import (
 from patches.model.measuring.measurement import Measurement, measured
 from patches.model.measuring.rounding import allowed_rounding
 from patches.model.measuring.trial import TOKENS, Trial
-from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat, layout_of
+from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat
 from patches.model.seams import Patched
 
 _names = itertools.count()
@@ -82,28 +91,6 @@ def _no_mask(
     return torch.empty(0) if attention_mask is None else attention_mask
 
 
-def _table_format(table: RotaryTable) -> TableFormat:
-    """Format of the model's own rotary table."""
-    module = copy.deepcopy(table.module)  # a length-dependent one rewrites its buffers when it runs
-    device = table.inv_freq.device
-    position = torch.arange(TOKENS, device=device)[None]
-
-    def output(dtype: torch.dtype, position: torch.Tensor) -> Any:
-        return module(torch.zeros(1, 1, 1, dtype=dtype, device=device), position, *table.arguments)
-
-    with torch.no_grad():
-        whole, half = (output(dtype, position) for dtype in (torch.float32, torch.bfloat16))
-        try:
-            by_plane = output(torch.float32, position.expand(3, 1, TOKENS))[0].ndim > whole[0].ndim
-        except (RuntimeError, IndexError):  # it takes plain positions only
-            by_plane = False
-    copied = RotaryTable(module, table.layer_type)
-    layout = layout_of(whole, position, copied.inv_freq, copied.attention_scaling)
-    if layout is None:
-        raise UnsupportedModel("its rotary module returns a table in no layout that we know")
-    return TableFormat(layout, isinstance(half, torch.Tensor) or half[0].dtype == torch.float32, by_plane)
-
-
 def _measured(model: PreTrainedModel, attention_name: str) -> Measurement:
     """Find out how the model rotates, by running it.
 
@@ -113,7 +100,7 @@ def _measured(model: PreTrainedModel, attention_name: str) -> Measurement:
     geometry_of(model)  # says first what needs no forward
     tables = tables_of(model)
     formats: dict[RotaryTable | None, TableFormat] = {None: TableFormat()}
-    formats |= {table: _table_format(table) for table in tables}
+    formats |= {table: table_format(table) for table in tables}
 
     def run(
         frequencies: Mapping[RotaryTable | None, torch.Tensor],
@@ -124,58 +111,15 @@ def _measured(model: PreTrainedModel, attention_name: str) -> Measurement:
         trial = Trial(frequencies, tables, formats, tokens, mask)
         with ExitStack() as undo:
             _put(model, attention_name, tables, trial, undo)
-            with _refused("its forward fails with another attention"):
-                _logits(model, tokens, first=first)
+            with refusing("its forward fails with another attention"):
+                logits_of(model, tokens, first=first)
         return trial
 
     if not formats.keys() - {None} and architecture_of(model) is None:
-        _refuse_positions_added_to_tokens(model)
+        refuse_positions_added_to_tokens(model)
         if "position_ids" in inspect.signature(model.forward).parameters and run({}, first=1).moved(run({}, first=0)):
             raise UnsupportedModel("its layers rotate in a way that we do not know")
     return measured(run, tables, formats, partial(geometry_of, model))
-
-
-def _refuse_positions_added_to_tokens(model: PreTrainedModel) -> None:
-    """Raises:
-    UnsupportedModel: when the first layer of a model gets equal tokens unlike.
-    """
-    entering: list[torch.Tensor] = []
-
-    def note(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        states = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        entering.extend(value for value in states[:1] if value.is_floating_point() and value.ndim == 3)
-
-    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layers in lists for layer in layers]
-    try:
-        _logits(model, distinct=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not entering or not torch.equal(entering[0], entering[0][:, :1].expand_as(entering[0])):
-        raise UnsupportedModel("it adds positions to its tokens in a way that we do not know")
-
-
-@torch.no_grad()
-def _logits(
-    model: PreTrainedModel, most: int = TOKENS, *, distinct: bool = True, first: int | None = None
-) -> torch.Tensor:
-    """Logits of ``most`` tokens at most, different ones or the last of them throughout, from position ``first`` on.
-
-    The embedding of a padding token is zero in many models, and zero does not turn.
-    """
-    vocab_size = int(text_config(model).vocab_size)
-    length = min(most, geometry_of(model).table_rows or most)
-    tokens = torch.linspace(1, vocab_size - 1, length, device=model.device).long()[None]
-    tokens = tokens if distinct else tokens[:, -1:].expand(1, length)
-    positions = (
-        {} if first is None else {"position_ids": torch.arange(first, first + length, device=model.device)[None]}
-    )
-    output = model(input_ids=tokens, use_cache=False, **positions)
-    if not hasattr(output, "logits"):
-        raise UnsupportedModel(f"{type(model).__name__} returns no logits: load it with AutoModelForCausalLM")
-    logits: torch.Tensor = output.logits
-    return logits
 
 
 @contextmanager
@@ -195,13 +139,13 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         raise ValueError("the model is patched already: one patch serves every encoding")
     name = f"{_PREFIX}{next(_names)}"
     with ExitStack() as undo:
-        with _evaluating(model):
-            with _refused("its own forward fails"):
-                plain = _logits(model) if _computes_its_own_encoding(model) else None
-                rounding = allowed_rounding(model, lambda: _logits(model), _difference)
+        with evaluating(model):
+            with refusing("its own forward fails"):
+                plain = logits_of(model) if computes_its_own_encoding(model) else None
+                rounding = allowed_rounding(model, lambda: logits_of(model), relative_difference)
             measurement = _measured(model, name)
             if plain is not None and measurement.tokens > TOKENS:
-                plain = _logits(model, measurement.tokens)
+                plain = logits_of(model, measurement.tokens)
             patch = Patched(model, name, measurement, _take_over_temperatures(model, undo))
         for table in patch.rotary_tables.chosen[:1]:
             refuse_other_frequencies(table, patch.slots[0])
@@ -217,73 +161,9 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
             own: Any = model.generate
             _replace(model, "generate", wraps(own)(partial(generate, own, model.generation_config)), undo)
         if plain is not None:
-            with _evaluating(model), _refused("its forward fails with another attention"):
-                _refuse_other_logits(_logits(model, measurement.tokens), plain, rounding)
+            with evaluating(model), refusing("its forward fails with another attention"):
+                refuse_other_logits(logits_of(model, measurement.tokens), plain, rounding)
         yield patch
-
-
-@contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """No dropout and no autocast inside; then every module and every rotary table is as it was.
-
-    Tables that depend on the length are made anew by a forward. Autocast rounds more than checks of the model allow.
-    """
-    training = [module for module in model.modules() if module.training]
-    tables = [(module, dict(vars(module)), dict(module._buffers)) for module in tables_of(model).modules]
-    numbers = [
-        (buffer, buffer.clone()) for _, _, buffers in tables for buffer in buffers.values() if buffer is not None
-    ]
-    model.eval()
-    try:
-        with torch.autocast(model.device.type, enabled=False):
-            yield
-    finally:
-        for module in training:
-            module.training = True
-        for module, *former in tables:
-            for now, before in zip((vars(module), module._buffers), former, strict=True):
-                now.clear()
-                now.update(before)
-        for buffer, number in numbers:
-            buffer.copy_(number)
-
-
-@contextmanager
-def _refused(what: str) -> Iterator[None]:
-    """Raises:
-    UnsupportedModel: when a forward fails inside; the message says ``what`` and why.
-    """
-    try:
-        yield
-    except UnsupportedModel:
-        raise
-    except Exception as error:
-        raise UnsupportedModel(f"{what}: {error}") from error
-
-
-def _computes_its_own_encoding(model: PreTrainedModel) -> bool:
-    """False for weights trained with an encoding that transformers does not compute."""
-    config, architecture = text_config(model), architecture_of(model)
-    agrees = architecture is None or architecture.agrees(config)
-    return agrees and getattr(config, "position_encoding", None) is None
-
-
-def _difference(logits: torch.Tensor, plain: torch.Tensor) -> float:
-    """The largest, in largest logits."""
-    finite = plain.isfinite()
-    return float((logits - plain)[finite].abs().max() / plain[finite].abs().max())
-
-
-def _refuse_other_logits(logits: torch.Tensor, plain: torch.Tensor, rounding: float) -> None:
-    """Raises:
-    UnsupportedModel: when the patched model computes something else than the plain one.
-    """
-    difference = _difference(logits, plain)
-    if not difference <= rounding:  # not NaN either
-        raise UnsupportedModel(
-            "its attention computes more than the queries, keys and values that it hands on. Under its own encoding, "
-            f"the patched logits differ by {difference:.2g} of the largest"
-        )
 
 
 def _refuse_wrapper(model: object) -> None:

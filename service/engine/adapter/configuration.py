@@ -1,4 +1,4 @@
-"""The model's configuration as the manager reads it to size its cache."""
+"""The configuration of continuous batching, and the model's as the manager reads it to size its cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from transformers import ContinuousBatchingConfig
+
 from patches import Patched, UnsupportedModel
+from service.engine.limits import EngineLimits
 
 ATTENDING = ("full_attention", "sliding_attention", "chunked_attention")
 """Types of layers that cache keys and values only, as pages do."""
@@ -20,6 +23,34 @@ def is_divided(model: Any) -> bool:
 def is_whole_on_cpu(model: Any) -> bool:
     """True if this process alone computes the model, on a CPU."""
     return model.device.type == "cpu" and not is_divided(model)
+
+
+def batching_config(limits: EngineLimits) -> ContinuousBatchingConfig:
+    """Continuous batching of transformers within ``limits``, without those of its parts that ours replace."""
+    return ContinuousBatchingConfig(
+        page_size=limits.page_size,
+        num_blocks=-(-limits.cache_tokens // limits.page_size),
+        max_batch_tokens=limits.max_batch_tokens,
+        max_requests_per_batch=limits.max_requests_per_batch,
+        max_memory_percent=1.0,  # the budget is ours: num_blocks is already measured against free memory
+        allow_block_sharing=limits.prefix_sharing,
+        safety_margin=0.0,  # admission reserves all that a request ever caches; kept prefixes give way to it
+        auto_switch_to_flash=False,
+        use_cuda_graph=False,  # those of transformers contain its sampling; ours end before it
+        use_async_batching=False,
+        disable_nccl_graph_mixing=False,  # without graphs it has no effect, and other ranks would be warned of it
+    )
+
+
+@contextmanager
+def without_ranks(model: Any) -> Iterator[None]:
+    """Within it, the manager sees no other ranks: our leader alone schedules, and sends its forwards to them."""
+    mesh = getattr(model, "_device_mesh", None)
+    model._device_mesh = None
+    try:
+        yield
+    finally:
+        model._device_mesh = mesh
 
 
 class _AsCached:

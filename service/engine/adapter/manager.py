@@ -5,12 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers import GenerationConfig
 from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
 from transformers.generation.continuous_batching.continuous_api import (
     BackgroundThreadStatus,
@@ -27,7 +27,12 @@ from service.engine.adapter.cards.graphs import DecodeGraphs
 from service.engine.adapter.cards.processor import StepProcessor
 from service.engine.adapter.cards.streams import own_stream
 from service.engine.adapter.compatibility import adopt, check_overrides, check_scheduling
-from service.engine.adapter.configuration import configured_as_cached, is_whole_on_cpu
+from service.engine.adapter.configuration import (
+    batching_config,
+    configured_as_cached,
+    is_whole_on_cpu,
+    without_ranks,
+)
 from service.engine.adapter.inputs import SlottedInputs, on_host
 from service.engine.adapter.pages.by_head import give_out_runs
 from service.engine.adapter.pages.cache import EncodingCache, sized_by_us
@@ -43,17 +48,6 @@ from service.engine.out_of_memory import OutOfMemory, give_back, is_out_of_memor
 from service.engine.request import EngineRequest
 from service.engine.window import max_cached_len
 from service.sharing.turns import Turns
-
-
-@contextmanager
-def _alone(model: Any) -> Iterator[None]:
-    """Within it, the manager sees no other ranks: our leader alone schedules, and sends its forwards to them."""
-    mesh = getattr(model, "_device_mesh", None)
-    model._device_mesh = None
-    try:
-        yield
-    finally:
-        model._device_mesh = mesh
 
 
 def pages_of_rank(patch: Patched, limits: EngineLimits, backend: PagedBackend | None) -> EncodingCache:
@@ -110,22 +104,10 @@ class EncodingManager(ContinuousBatchingManager):
         self.turns = Turns()
         self.heartbeat, self._abandoned = time.monotonic(), False
         self._step_tokens = limits.max_batch_tokens
-        config = ContinuousBatchingConfig(
-            page_size=limits.page_size,
-            num_blocks=-(-limits.cache_tokens // limits.page_size),
-            max_batch_tokens=limits.max_batch_tokens,
-            max_requests_per_batch=limits.max_requests_per_batch,
-            max_memory_percent=1.0,  # the budget is ours: num_blocks is already measured against free memory
-            allow_block_sharing=limits.prefix_sharing,
-            safety_margin=0.0,  # admission reserves all that a request ever caches; kept prefixes give way to it
-            auto_switch_to_flash=False,
-            use_cuda_graph=False,  # those of transformers contain its sampling; ours end before it
-            use_async_batching=False,
-            disable_nccl_graph_mixing=False,  # without graphs it has no effect, and other ranks would be warned of it
-        )
+        config = batching_config(limits)
         # do_sample stays off in the manager: it draws all rows from one shared generator.
         generation_config = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1)
-        with self._configured(), _alone(patch.model):
+        with self._configured(), without_ranks(patch.model):
             super().__init__(patch.model, generation_config, config)
         self._wake_up_loop = Wake()
         if backend is not None:
