@@ -9,6 +9,7 @@ values: ``patches.parse`` does.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
@@ -189,19 +190,19 @@ def _value(text: str) -> Any:
 def label_of(method: Method) -> str:
     """Short name for tables and legends: the method and the parameters that were set.
 
-    It is a short form, but for parameters with many numbers, which it leaves out.
+    It is a short form, but for a parameter with many numbers. That one is the begin of its SHA-256, so that labels
+    of different lists differ.
     """
     given = method.model_dump(exclude_unset=True)
     chosen = method.model_dump(exclude={"method", *method.unlabelled}, exclude_defaults=True)
-    kind = type(method)
-    shown = [
-        f"{name}={_written(kind, name, _brief(given[name]))}" for name in chosen if not isinstance(given[name], tuple)
-    ]
+    shown = [f"{name}={_written(type(method), name, _brief(given[name]))}" for name in chosen]
     return f"{method.method}({', '.join(shown)})" if shown else method.method
 
 
 def _brief(value: Any) -> Any:
     """A parameter's value: 4 for 4.0, and temperatures in their short form, also those of an encoding inside."""
+    if isinstance(value, tuple):
+        return f"#{hashlib.sha256(json.dumps(value).encode()).hexdigest()[:6]}"
     if not isinstance(value, Mapping):
         return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e16 else value
     return to_short_form({name: _brief(inside) for name, inside in value.items()})

@@ -92,7 +92,7 @@ class Origin(KnownFields):
 class Auto(Method):
     """The method of the range that the reserved length lies in. ``ranges`` is None until admission."""
 
-    unlabelled: ClassVar[frozenset[str]] = frozenset({"origin"})
+    unlabelled: ClassVar[frozenset[str]] = frozenset({"ranges", "origin"})
 
     method: Literal["auto"] = AUTO
     attention_temperature: None = Field(None, description="Each range has its own.")

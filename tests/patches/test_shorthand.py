@@ -151,6 +151,15 @@ def test_a_label_gives_back_its_encoding(request_fields: dict[str, Any]) -> None
     assert parse({**from_text(label_of(method)), **{name: getattr(method, name) for name in left_out}}) == method
 
 
+def test_labels_of_different_lists_differ() -> None:
+    first, second = ({"method": "custom", "inv_freq": [1.0, number]} for number in (0.5, 0.25))
+    pairs = (first, second), ({"method": "self_extend", "base": first}, {"method": "self_extend", "base": second})
+    for one, other in pairs:
+        assert label_of(parse(one)) != label_of(parse(other))
+        assert label_of(parse(one)) == label_of(parse(dict(one)))
+        assert len(label_of(parse(one))) < 50
+
+
 def test_an_unknown_name_is_repeated_in_part_only() -> None:
     with pytest.raises(ValueError, match="unknown method") as raised:
         from_shorthand("x" * 10_000)
