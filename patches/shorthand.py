@@ -190,8 +190,8 @@ def _value(text: str) -> Any:
 def label_of(method: Method) -> str:
     """Short name for tables and legends: the method and the parameters that were set.
 
-    It is a short form, but for a parameter with many numbers. That one is the begin of its SHA-256, so that labels
-    of different lists differ.
+    It is a short form, but for a parameter with many numbers. The label has the begin of its SHA-256, so labels of
+    different lists differ.
     """
     given = method.model_dump(exclude_unset=True)
     chosen = method.model_dump(exclude={"method", *method.unlabelled}, exclude_defaults=True)

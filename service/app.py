@@ -16,9 +16,10 @@ from fastapi.routing import APIRoute
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from service import tracing
-from service.api import errors, evaluations, export, figures, health, methods, metrics, openai, policies, static
+from service.api import errors, evaluations, health, metrics, openai, static
 from service.api.docs import page
 from service.api.docs.openapi import ABOUT, TAGS
+from service.api.encodings import export, figures, methods, policies
 from service.api.files import RenderedFiles
 from service.api.generation import generate
 from service.api.http.access import AccessControl, ApiKeys

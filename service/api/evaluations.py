@@ -11,7 +11,7 @@ from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
 from service import context
-from service.api.auto import with_methods
+from service.api.encodings.auto import with_methods
 from service.api.files import Standalone, result_file, unpacked_response
 from service.api.http.routing import DocumentsRoute
 from service.api.http.streaming import Emit, event_stream

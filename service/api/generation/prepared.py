@@ -15,7 +15,7 @@ from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 
 from patches import Method, ResolvedRecipe
-from service.api.auto import choice_of, with_ranges
+from service.api.encodings.auto import choice_of, with_ranges
 from service.api.generation.pieces import Piece, Pieces
 from service.api.generation.prompts import Prompt, check_logprobs, check_min_tokens, check_prompt, prompts_of
 from service.api.generation.refusals import refused

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from service import context
-from service.api.figures import ResultFigures
+from service.api.encodings.figures import ResultFigures
 from service.api.files import Standalone, json_response, result_file, unpacked_response
 from service.api.http.routing import Route
 from service.api.jobs.lookup import job_info

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 
 from service import context
-from service.api.auto import with_methods
+from service.api.encodings.auto import with_methods
 from service.api.http.routing import DocumentsRoute
 from service.api.jobs import events, files
 from service.api.jobs.lookup import job_info, linked, runner_of

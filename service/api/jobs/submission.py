@@ -8,7 +8,7 @@ from fastapi import Header, Request
 from fastapi.responses import JSONResponse
 
 from service import context
-from service.api.auto import with_methods
+from service.api.encodings.auto import with_methods
 from service.api.jobs.lookup import linked, runner_of
 from service.api.quotas import TokenRate, log_prompts
 from service.api.store import store_of, stored

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from patches import METHODS, parse
-from service.api.export import ExportRequest
+from service.api.encodings.export import ExportRequest
 from service.api.responses import AutoChoice
 from service.cli.demo import ENCODINGS
 from service.cli.server import local_server

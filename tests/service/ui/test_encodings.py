@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from patches import METHODS
 from patches.registry import QUESTIONS
-from service.api.figures import MOST
+from service.api.encodings.figures import MOST
 from tests.conftest import ROOT
 from tests.service.serving import wait_for
 from tests.service.ui.conftest import Visits, playwright

@@ -14,7 +14,7 @@ from service.models.text.response_templates import BUILT_IN, LISTINGS, parsing_o
 from tests.grammars import follows
 from tests.service.conftest import tiny_tokenizer
 from tests.service.openai.parrot import TOOLS
-from tests.service.openai.test_reasoning import SCHEMA
+from tests.service.openai.text.test_reasoning import SCHEMA
 
 THOUGHT = (Delimiter("<think>"), Delimiter("</think>"))
 

@@ -25,7 +25,7 @@ from patches import (
     questions,
     unknown_method,
 )
-from service.api.auto import in_listings
+from service.api.encodings.auto import in_listings
 from service.api.files import RenderedFiles, file_response
 from service.api.http.queries import AnyParameters
 from service.api.http.routing import Route

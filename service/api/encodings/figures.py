@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from patches import KnownFields, Recipe, ResolvedRecipe, examples, label_of, parse, to_shorthand
-from service.api.auto import with_ranges
+from service.api.encodings.auto import with_ranges
 from service.api.files import RenderedFiles, file_response
 from service.api.http.routing import Route
 from service.engine.cpu import end_openmp_threads

@@ -15,7 +15,7 @@ from service.models.text.chat import PLAIN
 from service.models.text.response_templates import BUILT_IN, parsing_of, use_response_template
 from tests.service.conftest import tiny_tokenizer
 from tests.service.openai.parrot import TOOLS
-from tests.service.openai.test_tools import HITCH
+from tests.service.openai.structure.test_tools import HITCH
 
 ANSWERS: dict[str, tuple[str, str, str, str]] = {
     "hermes": (
