@@ -72,10 +72,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_FOUR_LAYERS, **_EXPERTS, "intermediate_size_mlp": 96, "attention_chunk_size": WINDOW, "floor_scale": 16},
     ),
     "mixtral": ("MixtralConfig", {**_HEADS, **_EXPERTS, "sliding_window": None}),
+    # Its layers know their window by the mask alone.
     "qwen2_moe": (
         "Qwen2MoeConfig",
         {
             **_GROUPED,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 1,
             "num_experts": 2,
             "num_experts_per_tok": 1,
             "moe_intermediate_size": 32,

@@ -46,7 +46,7 @@ from patches.model.measuring.geometry import (
 )
 from patches.model.measuring.measurement import Measurement, measured
 from patches.model.measuring.rounding import allowed_rounding
-from patches.model.measuring.trial import TOKENS, Trial
+from patches.model.measuring.trial import TOKENS, Trial, window_of
 from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat
 from patches.model.seams import Patched
 
@@ -69,13 +69,13 @@ def _mask(
 
     A model that chooses keys by its mask, or adds keys, gets a whole one [rows, 1, q_length, kv_length].
     """
-    kind = seams.mask_kind(insists=not allow_is_causal_skip)
+    kind = seams.mask_kind(insists=not allow_is_causal_skip, local=arguments.get("local_size") is not None)
     if kind is not None:
         arguments |= {"attention_mask": attention_mask, "allow_is_causal_skip": False}
         build = eager_mask if kind == "numbers" else sdpa_mask
         whole = build(batch_size, q_length, kv_length, **arguments)
         assert whole is not None, "it was not to be left out"
-        return seams.built(whole)
+        return seams.built(whole, partial(window_of, arguments["mask_function"], arguments.get("local_size")))
     if attention_mask is None or bool(attention_mask.all()):
         return None
     return attention_mask

@@ -241,11 +241,11 @@ class Patched(Encodings):
         position, inv_freq, factor = self.slots.at_write(position, slot)
         return self.table_format.table(position, inv_freq, factor, dtype, planes)
 
-    def mask_kind(self, *, insists: bool) -> MaskKind | None:
+    def mask_kind(self, *, insists: bool, local: bool = False) -> MaskKind | None:
         """The whole mask that a layer needs to choose keys, or to add keys to those of the tokens."""
         return self._mask if insists or self._mask == "numbers" else None
 
-    def built(self, mask: torch.Tensor) -> torch.Tensor:
+    def built(self, mask: torch.Tensor, window: Callable[[], int | None]) -> torch.Tensor:
         """The whole mask as it is."""
         return mask
 

@@ -112,7 +112,7 @@ class Execution:
         if claimed is None:
             return None
         try:
-            job, why = await self._planned(claimed, plan), "other code, weights or hardware"
+            job, why = await self._planned(claimed, plan), "other code, weights, hardware or threads"
         except (SQLAlchemyError, EngineStopping):
             raise
         except Exception as error:

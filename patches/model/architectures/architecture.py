@@ -47,13 +47,13 @@ class Seams(Protocol):
         """Seam A: cos and sin [rows, tokens, rotary_dim] of the tokens of this forward, in the format of ``module``."""
         ...
 
-    def mask_kind(self, *, insists: bool) -> MaskKind | None:
+    def mask_kind(self, *, insists: bool, local: bool) -> MaskKind | None:
         """Numbers of the whole mask of a layer, None without one; a model ``insists`` where no kernel may do
-        without."""
+        without. A ``local`` mask is that of a window or a chunk."""
         ...
 
-    def built(self, mask: torch.Tensor) -> torch.Tensor:
-        """``mask`` as the model gets it."""
+    def built(self, mask: torch.Tensor, window: Callable[[], int | None]) -> torch.Tensor:
+        """``mask`` as the model gets it. Its ``window`` in tokens is found on demand."""
         ...
 
 

@@ -44,6 +44,7 @@ class AttentionSeam:
         self.temperatures, self.chunks = temperatures, chunked_layers(config)
         self._roles, self._latent = measurement.roles, measurement.geometry.latent
         self._chooses_keys, self._compressed = measurement.chooses_keys, measurement.compressed
+        self._windowed = measurement.windowed
         self._forwards = forwards
         self.segments = SegmentAttention(measurement, heads, slots)
         self.packed = PackedAttention(int(config.num_hidden_layers), measurement, self.segments, forwards)
@@ -129,7 +130,8 @@ class AttentionSeam:
             return CAUSAL  # the mask has the window
         if index in self.chunks:
             return ChunkRange(self.chunks[index], 0, 1)
-        return CAUSAL if sliding_window is None else DistanceRange(0, sliding_window)
+        window = self._windowed.get(index) if sliding_window is None else sliding_window
+        return CAUSAL if window is None else DistanceRange(0, window)
 
     def _attend_padded(
         self,

@@ -92,6 +92,8 @@ def measured(
         raw = run(still)
     if not raw.states:
         raise UnsupportedModel(NOTHING_ATTENDS)
+    if raw.has_local_masks and not raw.compressed:  # some layers know their window by the mask alone (Phi-MoE)
+        raw.windowed = run(still, mask="booleans").windowed | raw.windowed
     if not still:
         roles: dict[int, Role] = dict.fromkeys(raw.states, "slots")
         return Measurement(geometry(None), roles, raw.cached, tables, TableFormat(), *raw.masks)

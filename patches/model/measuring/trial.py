@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +37,17 @@ class CachedStates(NamedTuple):
         return max(self.key_width, self.value_width)
 
 
+def window_of(mask_function: Callable[..., Any], local_size: int | None) -> int | None:
+    """Tokens of a sliding window by transformers' function of a mask; None for the mask of a chunk, or for a whole one.
+
+    A query at position ``local_size`` sees the key at 1 by a window, and not in chunks.
+    """
+    if local_size is None:
+        return None
+    here = torch.tensor(local_size)
+    return local_size if bool(mask_function(0, 0, here, torch.ones_like(here))) else None
+
+
 class Trial:
     """One forward of ``tokens`` tokens under chosen frequencies. It computes no attention.
 
@@ -63,7 +74,8 @@ class Trial:
         self.tokens = tokens
         self._mask, self._insists_on_masks = mask, False
         self._by_token: dict[nn.Module, bool] = {}
-        self._built: list[torch.Tensor] = []
+        self._built: list[tuple[torch.Tensor, int | None]] = []
+        self.has_local_masks = False
         self._frequencies, self._tables, self._formats = frequencies, tables, formats
         self._calls: Counter[int] = Counter()
 
@@ -109,6 +121,7 @@ class Trial:
         if unknown:
             raise UnsupportedModel(f"its layers hand {', '.join(unknown)} to their attention, which ours does not have")
         layer = index_of(module)
+        sliding_window = self._window_by(attention_mask) if sliding_window is None else sliding_window
         if key.shape[2] < query.shape[2]:
             raise UnsupportedModel("its layers attend to fewer keys than tokens")
         if key.shape[2] > query.shape[2]:
@@ -125,22 +138,28 @@ class Trial:
         self.cached = CachedStates(*map(max, self.cached, found))
         return value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
-    def mask_kind(self, *, insists: bool) -> MaskKind | None:
+    def mask_kind(self, *, insists: bool, local: bool) -> MaskKind | None:
         """A model that asks for a whole mask may choose keys by it."""
         self._insists_on_masks |= insists
+        self.has_local_masks |= local
         return "booleans" if insists and self._mask is None else self._mask
 
-    def built(self, mask: torch.Tensor) -> torch.Tensor:
+    def built(self, mask: torch.Tensor, window: Callable[[], int | None]) -> torch.Tensor:
         """``mask``, whose way to the layers is followed."""
-        self._built.append(mask)
+        self._built.append((mask, window()))
         return mask
+
+    def _window_by(self, mask: torch.Tensor | None) -> int | None:
+        """The window of a built mask that reached a layer, whole or in part."""
+        memory = None if mask is None else mask.untyped_storage().data_ptr()
+        return next((window for built, window in self._built if built.untyped_storage().data_ptr() == memory), None)
 
     def _is_plain(self, mask: torch.Tensor | None, indices: torch.Tensor | None, window: int | None) -> bool:
         """True for a causal mask that reached the attention as it was built: the layer chooses no keys by it.
 
         A type that also takes images asks for one without them (Gemma 4 unified).
         """
-        if indices is not None or mask is None or all(mask is not built for built in self._built):
+        if indices is not None or mask is None or all(mask is not built for built, _ in self._built):
             return False
         distance = torch.arange(self.tokens)[:, None] - torch.arange(self.tokens)
         causal = (distance >= 0) & (distance < (self.tokens if window is None else window))

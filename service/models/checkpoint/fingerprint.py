@@ -65,7 +65,12 @@ def _sums(tensor: torch.Tensor) -> list[list[int]]:
 
 
 def numerics(model: Any) -> list[Any]:
-    """Causes of rounding beside the code: versions, hardware, number format, threads."""
+    """Causes of rounding beside the code: versions, hardware, number format, threads.
+
+    Products are timed at each start, so equal servers may have others. In float32, they differ by 5e-6 in logits,
+    less than outcomes show. So servers share their work, and a restarted one finds its own. In half precision they
+    count.
+    """
     device, dtype = model.device, str(model.dtype)
     if device.type == "cuda":
         hardware = torch.cuda.get_device_name(device)
@@ -73,7 +78,8 @@ def numerics(model: Any) -> list[Any]:
         hardware = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     versions = [torch.__version__, metadata.version("transformers")]
     ranks = getattr(model, "tp_size", None) or 1  # parts of sums are added in another order
-    more = [*([ranks] if ranks > 1 else []), *products_of(model)]
+    products = [] if model.dtype == torch.float32 else products_of(model)
+    more = [*([ranks] if ranks > 1 else []), *products]
     return [versions, device.type, hardware, dtype, torch.get_num_threads(), *more]
 
 

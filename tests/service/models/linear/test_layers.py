@@ -296,6 +296,14 @@ def test_a_model_keeps_its_parameters() -> None:
     assert {name: id(each) for name, each in after.items()} == {name: id(each) for name, each in before.items()}
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert isinstance(model.lm_head, ChosenLinear)
+    assert fingerprint(model) == contents, "servers of one model share their work, whatever they have chosen"
+
+
+def test_in_half_precision_the_products_are_in_the_fingerprint() -> None:
+    model = tiny_model("llama", hidden_size=256, intermediate_size=512, vocab_size=640)[1].bfloat16()
+    contents = fingerprint(model)
+    use(model, ALL)
+    assert products_of(model)
     assert fingerprint(model) != contents, "outcomes of plain products are not its own"
 
 
