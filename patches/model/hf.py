@@ -38,6 +38,7 @@ from patches.model.measuring.forwards import (
 )
 from patches.model.measuring.geometry import (
     UnsupportedModel,
+    chunked_layers,
     dispatches,
     geometry_of,
     refuse_other_frequencies,
@@ -46,7 +47,7 @@ from patches.model.measuring.geometry import (
 )
 from patches.model.measuring.measurement import Measurement, measured
 from patches.model.measuring.rounding import allowed_rounding
-from patches.model.measuring.trial import TOKENS, Trial, window_of
+from patches.model.measuring.trial import TOKENS, Trial
 from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat
 from patches.model.seams import Patched
 
@@ -75,7 +76,7 @@ def _mask(
         build = eager_mask if kind == "numbers" else sdpa_mask
         whole = build(batch_size, q_length, kv_length, **arguments)
         assert whole is not None, "it was not to be left out"
-        return seams.built(whole, partial(window_of, arguments["mask_function"], arguments.get("local_size")))
+        return seams.built(whole, arguments.get("local_size"))
     if attention_mask is None or bool(attention_mask.all()):
         return None
     return attention_mask
@@ -101,6 +102,7 @@ def _measured(model: PreTrainedModel, attention_name: str) -> Measurement:
     tables = tables_of(model)
     formats: dict[RotaryTable | None, TableFormat] = {None: TableFormat()}
     formats |= {table: table_format(table) for table in tables}
+    chunked = chunked_layers(text_config(model)).keys()
 
     def run(
         frequencies: Mapping[RotaryTable | None, torch.Tensor],
@@ -108,7 +110,7 @@ def _measured(model: PreTrainedModel, attention_name: str) -> Measurement:
         mask: MaskKind | None = None,
         first: int | None = None,
     ) -> Trial:
-        trial = Trial(frequencies, tables, formats, tokens, mask)
+        trial = Trial(frequencies, tables, formats, tokens, mask, chunked)
         with ExitStack() as undo:
             _put(model, attention_name, tables, trial, undo)
             with refusing("its forward fails with another attention"):

@@ -245,7 +245,7 @@ class Patched(Encodings):
         """The whole mask that a layer needs to choose keys, or to add keys to those of the tokens."""
         return self._mask if insists or self._mask == "numbers" else None
 
-    def built(self, mask: torch.Tensor, window: Callable[[], int | None]) -> torch.Tensor:
+    def built(self, mask: torch.Tensor, local_size: int | None) -> torch.Tensor:
         """The whole mask as it is."""
         return mask
 

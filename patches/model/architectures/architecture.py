@@ -52,8 +52,8 @@ class Seams(Protocol):
         without. A ``local`` mask is that of a window or a chunk."""
         ...
 
-    def built(self, mask: torch.Tensor, window: Callable[[], int | None]) -> torch.Tensor:
-        """``mask`` as the model gets it. Its ``window`` in tokens is found on demand."""
+    def built(self, mask: torch.Tensor, local_size: int | None) -> torch.Tensor:
+        """``mask`` as the model gets it. A local one has a window or chunks of ``local_size`` tokens."""
         ...
 
 

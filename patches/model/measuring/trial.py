@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -37,17 +37,6 @@ class CachedStates(NamedTuple):
         return max(self.key_width, self.value_width)
 
 
-def window_of(mask_function: Callable[..., Any], local_size: int | None) -> int | None:
-    """Tokens of a sliding window by transformers' function of a mask; None for the mask of a chunk, or for a whole one.
-
-    A query at position ``local_size`` sees the key at 1 by a window, and not in chunks.
-    """
-    if local_size is None:
-        return None
-    here = torch.tensor(local_size)
-    return local_size if bool(mask_function(0, 0, here, torch.ones_like(here))) else None
-
-
 class Trial:
     """One forward of ``tokens`` tokens under chosen frequencies. It computes no attention.
 
@@ -64,15 +53,19 @@ class Trial:
         formats: Mapping[RotaryTable | None, TableFormat],
         tokens: int = TOKENS,
         mask: MaskKind | None = None,
+        chunked: Set[int] = frozenset(),
     ) -> None:
-        """``frequencies`` by table; None is the table of a model without rotary modules."""
+        """``frequencies`` by table; None is the table of a model without rotary modules.
+
+        ``chunked`` are the layers that attend within chunks.
+        """
         self.states: dict[int, tuple[torch.Tensor, ...]] = {}
         self.windowed: dict[int, int] = {}
         self.biased: set[int] = set()
         self.compressed: set[int] = set()
         self.cached = CachedStates()
         self.tokens = tokens
-        self._mask, self._insists_on_masks = mask, False
+        self._mask, self._insists_on_masks, self._chunked = mask, False, chunked
         self._by_token: dict[nn.Module, bool] = {}
         self._built: list[tuple[torch.Tensor, int | None]] = []
         self.has_local_masks = False
@@ -121,7 +114,8 @@ class Trial:
         if unknown:
             raise UnsupportedModel(f"its layers hand {', '.join(unknown)} to their attention, which ours does not have")
         layer = index_of(module)
-        sliding_window = self._window_by(attention_mask) if sliding_window is None else sliding_window
+        if sliding_window is None and layer not in self._chunked:
+            sliding_window = self._window_by(attention_mask)
         if key.shape[2] < query.shape[2]:
             raise UnsupportedModel("its layers attend to fewer keys than tokens")
         if key.shape[2] > query.shape[2]:
@@ -144,15 +138,15 @@ class Trial:
         self.has_local_masks |= local
         return "booleans" if insists and self._mask is None else self._mask
 
-    def built(self, mask: torch.Tensor, window: Callable[[], int | None]) -> torch.Tensor:
+    def built(self, mask: torch.Tensor, local_size: int | None) -> torch.Tensor:
         """``mask``, whose way to the layers is followed."""
-        self._built.append((mask, window()))
+        self._built.append((mask, local_size))
         return mask
 
     def _window_by(self, mask: torch.Tensor | None) -> int | None:
         """The window of a built mask that reached a layer, whole or in part."""
         memory = None if mask is None else mask.untyped_storage().data_ptr()
-        return next((window for built, window in self._built if built.untyped_storage().data_ptr() == memory), None)
+        return next((size for built, size in self._built if built.untyped_storage().data_ptr() == memory), None)
 
     def _is_plain(self, mask: torch.Tensor | None, indices: torch.Tensor | None, window: int | None) -> bool:
         """True for a causal mask that reached the attention as it was built: the layer chooses no keys by it.
