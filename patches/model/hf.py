@@ -38,12 +38,12 @@ from patches.model.measuring.forwards import (
 )
 from patches.model.measuring.geometry import (
     UnsupportedModel,
-    chunked_layers,
     dispatches,
     geometry_of,
     refuse_other_frequencies,
     tables_of,
     text_config,
+    unwindowed_layers,
 )
 from patches.model.measuring.measurement import Measurement, measured
 from patches.model.measuring.rounding import allowed_rounding
@@ -102,7 +102,7 @@ def _measured(model: PreTrainedModel, attention_name: str) -> Measurement:
     tables = tables_of(model)
     formats: dict[RotaryTable | None, TableFormat] = {None: TableFormat()}
     formats |= {table: table_format(table) for table in tables}
-    chunked = chunked_layers(text_config(model)).keys()
+    unwindowed = unwindowed_layers(text_config(model))
 
     def run(
         frequencies: Mapping[RotaryTable | None, torch.Tensor],
@@ -110,7 +110,7 @@ def _measured(model: PreTrainedModel, attention_name: str) -> Measurement:
         mask: MaskKind | None = None,
         first: int | None = None,
     ) -> Trial:
-        trial = Trial(frequencies, tables, formats, tokens, mask, chunked)
+        trial = Trial(frequencies, tables, formats, tokens, mask, unwindowed)
         with ExitStack() as undo:
             _put(model, attention_name, tables, trial, undo)
             with refusing("its forward fails with another attention"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from patches.model.measuring.geometry import WHOLE_PROMPTS, text_config
 from patches.model.measuring.rounding import TOLERANCE
 
 TOKENS = 8
@@ -24,7 +25,12 @@ def returns_cache(model: Any) -> bool:
 
 @torch.no_grad()
 def continues(model: Any, vocab_size: int) -> bool:
-    """True if two chunks give the logits of one: ``model`` reads ``TOKENS`` tokens, at once and by halves."""
+    """True if two chunks give the logits of one: ``model`` reads ``TOKENS`` tokens, at once and by halves.
+
+    Windows may be longer than that, so layers of ``WHOLE_PROMPTS`` are known by their type.
+    """
+    if WHOLE_PROMPTS in (getattr(text_config(model), "layer_types", None) or ()):
+        return False
     tokens = torch.linspace(1, vocab_size - 1, TOKENS, device=model.device).long()[None]
     whole = _logits(model, tokens, None, 0)[0][TOKENS // 2 :]
     _, cache = _logits(model, tokens[:, : TOKENS // 2], None, 0)

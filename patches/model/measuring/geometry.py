@@ -28,6 +28,9 @@ FIXED_BASE = "ntk_alpha"
 BY_LENGTH = (RopeType.DYNAMIC, RopeType.LONGROPE)
 """Types whose rotary module computes its frequencies when it runs: before, nothing can be compared with them."""
 
+WHOLE_PROMPTS = "reference_sliding_attention"
+"""Type of layers whose cache keeps all keys of the first forward, and a window of later ones (Unlimited-OCR)."""
+
 NOTHING_ATTENDS = "none of its layers attends: recurrent layers have no positions to encode"
 OF_SEVERAL_PARTS = "it is made of several models, and its configuration has no attention heads for all of them"
 
@@ -122,6 +125,12 @@ def chunked_layers(config: Any) -> dict[int, int]:
     """Layer -> tokens per chunk, for layers that attend within chunks (Llama 4)."""
     kinds = getattr(config, "layer_types", None) or []
     return {index: int(config.attention_chunk_size) for index, kind in enumerate(kinds) if kind == "chunked_attention"}
+
+
+def unwindowed_layers(config: Any) -> frozenset[int]:
+    """Layers whose mask is local, but no sliding window: chunks, and caches that keep the whole prompt."""
+    kinds = getattr(config, "layer_types", None) or []
+    return frozenset(index for index, kind in enumerate(kinds) if kind in ("chunked_attention", WHOLE_PROMPTS))
 
 
 def dispatches(model: nn.Module) -> bool:

@@ -53,11 +53,11 @@ class Trial:
         formats: Mapping[RotaryTable | None, TableFormat],
         tokens: int = TOKENS,
         mask: MaskKind | None = None,
-        chunked: Set[int] = frozenset(),
+        unwindowed: Set[int] = frozenset(),
     ) -> None:
         """``frequencies`` by table; None is the table of a model without rotary modules.
 
-        ``chunked`` are the layers that attend within chunks.
+        ``unwindowed`` are layers whose mask is local, but no sliding window.
         """
         self.states: dict[int, tuple[torch.Tensor, ...]] = {}
         self.windowed: dict[int, int] = {}
@@ -65,7 +65,7 @@ class Trial:
         self.compressed: set[int] = set()
         self.cached = CachedStates()
         self.tokens = tokens
-        self._mask, self._insists_on_masks, self._chunked = mask, False, chunked
+        self._mask, self._insists_on_masks, self._unwindowed = mask, False, unwindowed
         self._by_token: dict[nn.Module, bool] = {}
         self._built: list[tuple[torch.Tensor, int | None]] = []
         self.has_local_masks = False
@@ -114,7 +114,7 @@ class Trial:
         if unknown:
             raise UnsupportedModel(f"its layers hand {', '.join(unknown)} to their attention, which ours does not have")
         layer = index_of(module)
-        if sliding_window is None and layer not in self._chunked:
+        if sliding_window is None and layer not in self._unwindowed:
             sliding_window = self._window_by(attention_mask)
         if key.shape[2] < query.shape[2]:
             raise UnsupportedModel("its layers attend to fewer keys than tokens")

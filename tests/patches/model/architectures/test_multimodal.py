@@ -86,6 +86,12 @@ def test_a_plain_mask_that_the_wrapper_insists_on_chooses_no_keys(kind: str) -> 
         assert patch.mask_kind(insists=True) is None
 
 
+@kinds("unlimited_ocr")
+def test_a_cache_that_keeps_the_first_forward_takes_whole_prompts(kind: str) -> None:
+    with patched(wrapper(kind)) as patch:
+        assert not patch.continues
+
+
 @kinds("llama4")
 def test_temperatures_of_the_language_model_follow_positions(kind: str) -> None:
     with patched(wrapper(kind)) as patch:
