@@ -168,7 +168,7 @@ class Settings(BaseSettings):
         "memory. On a CPU: 32 times the trained length, at most 32768 and a quarter of the free memory.",
     )
     score_tokens: Count = Field(262144, description="Tokens that perplexity requests may hold at once, per model.")
-    page_size: int = Field(32, ge=4, description="Tokens per page of the cache.")
+    page_size: int = Field(32, ge=4, le=1024, description="Tokens per page of the cache, at most `cache_tokens`.")
     max_batch_tokens: Count = Field(1024, description="Most tokens in one forward; longer prompts prefill in chunks.")
     max_requests_per_batch: Count = Field(128, description="Most requests that decode together.")
     score_chunk: Count | None = Field(
@@ -257,6 +257,17 @@ class Settings(BaseSettings):
         if file == "":
             raise ValueError("empty: name a file, or set no such variable")
         return file
+
+    @field_validator("page_size")
+    @classmethod
+    def _pages_fit(cls, size: int, others: ValidationInfo) -> int:
+        """Raises:
+        ValueError: for a page that is larger than the cache, which would have room for no request.
+        """
+        cache = others.data.get("cache_tokens")
+        if cache is not None and size > cache:
+            raise ValueError(f"at most ROPEWAY_CACHE_TOKENS ({cache}), not {size}")
+        return size
 
     @field_validator("servers")
     @classmethod
