@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,8 +37,21 @@ def install(app: FastAPI, settings: Settings, exporter: Any = None) -> None:
     if exporter is None:
         exporter = OTLPSpanExporter(f"{str(settings.otel_endpoint).rstrip('/')}/v1/traces")
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    FastAPIInstrumentor.instrument_app(app, tracer_provider=provider, excluded_urls="health,metrics")
+    FastAPIInstrumentor.instrument_app(
+        app,
+        tracer_provider=provider,
+        excluded_urls="health,metrics",
+        exclude_spans=["receive", "send"],  # a stream sends once for each token
+    )
     app.state.tracer_provider = provider
+
+
+def mark(request_id: str) -> None:
+    """Give the span of the current request its id. Without tracing, nothing is imported."""
+    if "opentelemetry.trace" in sys.modules:
+        from opentelemetry import trace
+
+        trace.get_current_span().set_attribute("ropeway.request_id", request_id)
 
 
 @contextmanager

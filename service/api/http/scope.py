@@ -14,7 +14,7 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import context
+from service import context, tracing
 from service.api.errors import answer
 from service.api.http.access import OPEN
 from service.context import RequestContext
@@ -64,6 +64,7 @@ class RequestScope:
         current = RequestContext(context.accepted_id(given), timeout_s=self.settings.max_timeout_s)
         context.enter(current)
         structlog.contextvars.bind_contextvars(request_id=current.request_id)
+        tracing.mark(current.request_id)
         reply = _Reply(send, current.request_id, self.settings.send_timeout_s)
         if OPEN.fullmatch(scope["path"]):
             await self._answer(scope, receive, reply)

@@ -161,14 +161,17 @@ def test_requests_become_spans(checkpoints: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(tracing, "install", lambda app, settings: install(app, settings, exporter))
     with serving(checkpoints) as (url, app):
         for path in ("/models", "/health", "/metrics", "/nowhere"):
-            httpx.get(f"{url}{path}")
-        httpx.post(f"{url}/generate", json={"prompt": "a secret", "max_new_tokens": 1})
+            httpx.get(f"{url}{path}", headers={"X-Request-Id": "asked-for"})
+        body = {"prompt": "a secret", "max_new_tokens": 20, "stream": True}
+        streamed = httpx.post(f"{url}/generate", json=body, headers={"X-Request-Id": "streamed"})
         while app.state.traffic.in_flight:
             time.sleep(0.01)
         time.sleep(0.1)  # the span ends after the request does
         app.state.tracer_provider.force_flush()
-        spans = [span for span in exporter.get_finished_spans() if span.kind.name == "SERVER"]
-    assert [span.name for span in spans] == ["GET /models", "GET", "POST /generate"]
+        spans = exporter.get_finished_spans()
+    assert streamed.text.count("data: ") > 10
+    assert [span.name for span in spans] == ["GET /models", "GET", "POST /generate"], "one a request"
+    assert [span.attributes["ropeway.request_id"] for span in spans] == ["asked-for", "asked-for", "streamed"]
     assert "secret" not in "".join(span.to_json() for span in spans)
 
 
