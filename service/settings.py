@@ -7,8 +7,10 @@ import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from service.addresses import http_url
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -54,6 +56,7 @@ def _named_folders(value: object) -> object:
 
 Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 NamedFolders = Annotated[dict[str, Path], NoDecode, BeforeValidator(_named_folders)]
+HttpUrl = Annotated[str, AfterValidator(http_url)]
 HashedKeys = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hashes)]
 
 
@@ -238,7 +241,7 @@ class Settings(BaseSettings):
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Serve /metrics on this port of the same address instead of the main one."
     )
-    otel_endpoint: str | None = Field(
+    otel_endpoint: HttpUrl | None = Field(
         None, description="OTLP/HTTP endpoint for traces, such as http://localhost:4318; needs the extra `otel`."
     )
 

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LAYERS = (
     {"policy"},
+    {"addresses"},
     {"context", "errors", "inputs", "logs", "metrics", "settings"},
     {"environment", "sharing", "tracing"},
     {"engine"},

@@ -25,3 +25,18 @@ def test_a_page_has_a_least_and_a_largest_size(size: int, allowed: str) -> None:
 def test_a_page_is_no_larger_than_the_cache() -> None:
     assert refusal(cache_tokens=64, page_size=65).endswith("at most ROPEWAY_CACHE_TOKENS (64), not 65")
     assert Settings(_env_file=None, cache_tokens=64, page_size=64).page_size == 64
+
+
+@pytest.mark.parametrize(
+    "url", ["foo", "localhost:4318", "grpc://localhost:4317", "http://", "http://:tulip@h:bad", "http://:tulip@h:70000"]
+)
+def test_traces_go_to_a_url_of_http(url: str) -> None:
+    told = refusal(otel_endpoint=url)
+    assert told.startswith("ROPEWAY_OTEL_ENDPOINT: ")
+    assert "http://HOST:PORT or https://HOST:PORT" in told
+    assert "tulip" not in told
+
+
+@pytest.mark.parametrize("url", ["http://localhost:4318", "https://traces.example/otlp", "http://[::1]:4318/"])
+def test_an_endpoint_of_traces_stays_as_it_is(url: str) -> None:
+    assert Settings(_env_file=None, otel_endpoint=url).otel_endpoint == url
