@@ -283,6 +283,16 @@ class Settings(BaseSettings):
             raise ValueError(f"{' and '.join(limits)} on {servers} servers need ROPEWAY_SHARED_URL")
         return servers
 
+    @field_validator("metrics_port")
+    @classmethod
+    def _ports_differ(cls, port: int | None, others: ValidationInfo) -> int | None:
+        """Raises:
+        ValueError: for the main port, which only one of the two could listen on. Port 0 is a free one for each.
+        """
+        if port and port == others.data.get("port"):
+            raise ValueError(f"another port than ROPEWAY_PORT ({port}), 0 for a free one, or unset for the main one")
+        return port
+
     @property
     def replica_name(self) -> str | None:
         """Name of this server among several, for its metrics; None for a single one."""

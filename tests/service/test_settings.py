@@ -40,3 +40,10 @@ def test_traces_go_to_a_url_of_http(url: str) -> None:
 @pytest.mark.parametrize("url", ["http://localhost:4318", "https://traces.example/otlp", "http://[::1]:4318/"])
 def test_an_endpoint_of_traces_stays_as_it_is(url: str) -> None:
     assert Settings(_env_file=None, otel_endpoint=url).otel_endpoint == url
+
+
+def test_metrics_have_another_port_than_requests() -> None:
+    told = refusal(port=8123, metrics_port=8123)
+    assert told.startswith("ROPEWAY_METRICS_PORT: ")
+    assert "another port than ROPEWAY_PORT (8123)" in told
+    assert Settings(_env_file=None, port=0, metrics_port=0).metrics_port == 0
