@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
+
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+"""An origin as browsers send it: no path, in lower case."""
 
 
 def http_url(text: str) -> str:
@@ -19,3 +23,16 @@ def http_url(text: str) -> str:
     if not is_url:
         raise ValueError("http://HOST:PORT or https://HOST:PORT, where the port is a number below 65536")
     return text
+
+
+def origins(items: tuple[str, ...]) -> tuple[str, ...]:
+    """The origins in lower case, as browsers send them.
+
+    Raises:
+        ValueError: for an item that no browser sends, which would allow no page.
+    """
+    for item in items:
+        if item != "*" and not ORIGIN.fullmatch(item.lower()):
+            allowed = "scheme://HOST or scheme://HOST:PORT, without a path"
+            raise ValueError(f"{item!r} is neither * nor an origin: {allowed}")
+    return tuple(item.lower() for item in items)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from service.addresses import http_url
+from service.addresses import http_url, origins
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -54,8 +54,8 @@ def _named_folders(value: object) -> object:
     return found
 
 
-Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 NamedFolders = Annotated[dict[str, Path], NoDecode, BeforeValidator(_named_folders)]
+Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items), AfterValidator(origins)]
 HttpUrl = Annotated[str, AfterValidator(http_url)]
 HashedKeys = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hashes)]
 
@@ -237,7 +237,9 @@ class Settings(BaseSettings):
         "`shared`).",
     )
     servers: Count = Field(1, description="Servers behind one address; several share limits per key by `shared_url`.")
-    cors_origins: Items = Field((), description="Origins whose pages may call the server, separated by commas.")
+    cors_origins: Origins = Field(
+        (), description="Origins whose pages may call the server, as https://HOST, separated by commas; * for all."
+    )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Serve /metrics on this port of the same address instead of the main one."
     )

@@ -47,3 +47,15 @@ def test_metrics_have_another_port_than_requests() -> None:
     assert told.startswith("ROPEWAY_METRICS_PORT: ")
     assert "another port than ROPEWAY_PORT (8123)" in told
     assert Settings(_env_file=None, port=0, metrics_port=0).metrics_port == 0
+
+
+@pytest.mark.parametrize("origin", ["foo", "a.example:80", "https://a.example/", "https://a b", "https://", "null"])
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    told = refusal(cors_origins=f"https://a.example,{origin}")
+    assert told.startswith("ROPEWAY_CORS_ORIGINS: ")
+    assert f"{origin!r} is neither * nor an origin: scheme://HOST" in told
+
+
+def test_origins_are_in_the_form_that_browsers_send() -> None:
+    given = "https://A.example, http://localhost:3000, http://[::1]:80, chrome-extension://abc, *"
+    assert Settings(_env_file=None, cors_origins=given).cors_origins == tuple(given.lower().split(", "))

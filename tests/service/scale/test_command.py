@@ -94,9 +94,9 @@ class TestConfig:
 
     def test_the_environment_of_a_node_completes_the_settings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ROPEWAY_DATABASE_URL", "postgresql://host/x")
-        (application,) = config("--set", "cors_origins=a,b", "--set", "adapters=x=/y")["applications"]
+        (application,) = config("--set", "cors_origins=https://a,https://b", "--set", "adapters=x=/y")["applications"]
         found = settings_on_node(application["args"]["settings"])
-        assert (found.cors_origins, found.adapters) == (("a", "b"), {"x": Path("/y")})
+        assert (found.cors_origins, found.adapters) == (("https://a", "https://b"), {"x": Path("/y")})
         assert found.database_url == "postgresql://host/x"
 
     @pytest.mark.parametrize("given", [{}, {"database_url": "sqlite:///x"}])

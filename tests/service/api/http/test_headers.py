@@ -84,6 +84,14 @@ def test_other_origins_are_let_in_by_name_only(client: httpx.Client, server: str
     assert "access-control-allow-origin" not in default.headers
 
 
+def test_a_page_may_use_every_method_and_read_what_clients_retry_by(guarded: tuple[str, FastAPI, Path]) -> None:
+    url = f"{guarded[0]}/generate"
+    asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "PUT"}
+    assert httpx.options(url, headers=asked).status_code == 200
+    exposed = httpx.get(url, headers={"Origin": "https://a.example", **ANN}).headers["access-control-expose-headers"]
+    assert {"retry-after", "x-request-id", "x-should-retry"} <= set(exposed.split(", "))
+
+
 @pytest.mark.parametrize("given", ["abc-123", "a" * 128, "00-trace:span/1=@+"])
 def test_a_request_id_comes_back(client: httpx.Client, given: str) -> None:
     for path, headers in (("/health", {}), ("/nowhere", ANN), ("/models", {}), ("/models", ANN)):
