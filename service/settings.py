@@ -116,7 +116,9 @@ class Settings(BaseSettings):
     log_format: Literal["console", "json"] = Field("console", description="Lines for people, or one JSON object each.")
     log_prompts: bool = Field(False, description="Write prompts into the log.")
     max_connections: Count = Field(1000, description="Most connections; beyond it, the longest idle one is closed.")
-    shutdown_grace_s: float = Field(10.0, ge=0, description="Seconds that running requests may take to finish.")
+    shutdown_grace_s: float = Field(
+        10.0, ge=0, allow_inf_nan=False, description="Seconds that running requests may take to finish."
+    )
 
     replicas: Count = Field(
         1, description="Processes on Ray Serve, each with its models (extra `scale`); one needs no Ray."

@@ -59,3 +59,9 @@ def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
 def test_origins_are_in_the_form_that_browsers_send() -> None:
     given = "https://A.example, http://localhost:3000, http://[::1]:80, chrome-extension://abc, *"
     assert Settings(_env_file=None, cors_origins=given).cors_origins == tuple(given.lower().split(", "))
+
+
+@pytest.mark.parametrize("name", [name for name in Settings.model_fields if name.endswith("_s")])
+@pytest.mark.parametrize("seconds", ["inf", "nan"])
+def test_seconds_are_a_finite_number(name: str, seconds: str) -> None:
+    assert refusal(**{name: seconds}).startswith(f"ROPEWAY_{name.upper()}: Input should be ")
