@@ -24,8 +24,8 @@ class InvalidScale(ValueError):
 
 
 def is_scaled(settings: Settings) -> bool:
-    """True if these settings ask for more than the one process that needs no Ray."""
-    return settings.replicas > 1 or settings.max_replicas is not None
+    """True if these settings ask for more than the one process that needs no Ray, or try to."""
+    return settings.replicas > 1 or settings.max_replicas is not None or settings.min_replicas is not None
 
 
 def check(settings: Settings) -> None:
@@ -34,13 +34,13 @@ def check(settings: Settings) -> None:
     Raises:
         InvalidScale: naming the setting and the allowed values.
     """
+    if settings.min_replicas is not None and settings.max_replicas is None:
+        raise InvalidScale("ROPEWAY_MIN_REPLICAS: only with ROPEWAY_MAX_REPLICAS, which turns autoscaling on")
     least, most = bounds(settings)
     if least > most:
         raise InvalidScale(f"ROPEWAY_MIN_REPLICAS: at most ROPEWAY_MAX_REPLICAS ({most}), not {least}")
     if not least <= settings.replicas <= most:
         raise InvalidScale(f"ROPEWAY_REPLICAS: between {least} and {most}, not {settings.replicas}")
-    if settings.min_replicas is not None and settings.max_replicas is None:
-        raise InvalidScale("ROPEWAY_MIN_REPLICAS: only with ROPEWAY_MAX_REPLICAS")
     if settings.metrics_port:
         raise InvalidScale("ROPEWAY_METRICS_PORT: unset or 0 with replicas, which cannot share one port")
     for name in ("key_concurrency", "key_tokens_per_minute"):
@@ -51,7 +51,7 @@ def check(settings: Settings) -> None:
 def bounds(settings: Settings) -> tuple[int, int]:
     """Least and most replicas; the same number without autoscaling."""
     if settings.max_replicas is None:
-        return settings.min_replicas or settings.replicas, settings.replicas
+        return settings.replicas, settings.replicas
     return settings.min_replicas or 1, settings.max_replicas
 
 

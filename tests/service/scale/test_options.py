@@ -37,6 +37,7 @@ def test_the_bounds_of_replicas(given: dict[str, Any], expected: tuple[bool, int
     [
         ({"replicas": 3, "max_replicas": 2}, "ROPEWAY_REPLICAS: between 1 and 2, not 3"),
         ({"replicas": 2, "min_replicas": 2}, "ROPEWAY_MIN_REPLICAS: only with"),
+        ({"min_replicas": 2}, "ROPEWAY_MIN_REPLICAS: only with ROPEWAY_MAX_REPLICAS"),
         ({"min_replicas": 3, "max_replicas": 2}, r"ROPEWAY_MIN_REPLICAS: at most ROPEWAY_MAX_REPLICAS \(2\), not 3"),
         ({"replicas": 2, "metrics_port": 9000}, "ROPEWAY_METRICS_PORT"),
         ({"replicas": 2, "key_concurrency": 3}, "ROPEWAY_KEY_CONCURRENCY"),
@@ -93,6 +94,11 @@ def test_another_minor_version_is_refused_with_both_versions(monkeypatch: pytest
 def test_settings_are_checked_before_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = serve(monkeypatch, None, "--replicas", "2", "--set", "key_concurrency=1")
     assert "ROPEWAY_KEY_CONCURRENCY" in printed
+
+
+def test_a_least_number_alone_starts_no_plain_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = serve(monkeypatch, None, "--set", "min_replicas=1")
+    assert "ROPEWAY_MIN_REPLICAS: only with ROPEWAY_MAX_REPLICAS" in printed
 
 
 def test_zero_replicas_name_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
