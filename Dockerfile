@@ -8,12 +8,13 @@ ENV PYTHONDONTWRITEBYTECODE=1 \
     PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 
-# Dependencies as a list, so that a change of our code leaves the installed layers alone. The extras are small, and
-# settings of .env ask for them.
+# Dependencies as a list, so that a change of our code leaves the installed layers alone. Settings of .env ask for these
+# extras, which are small. Ray is not: add scale for replicas.
 FROM base AS requirements
+ARG EXTRAS="postgresql shared otel quantization adapters parallel"
 COPY pyproject.toml ./
-RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml','rb'))['project']; \
-    extras = [project['optional-dependencies'][name] for name in ('postgresql', 'shared', 'otel')]; \
+RUN python -c "import os, tomllib; project = tomllib.load(open('pyproject.toml','rb'))['project']; \
+    extras = [project['optional-dependencies'][name] for name in os.environ['EXTRAS'].split()]; \
     print(*project['dependencies'], *sum(extras, []), sep='\n')" > requirements.txt
 
 FROM base AS wheel

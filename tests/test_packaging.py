@@ -184,6 +184,12 @@ class TestMake:
         assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
+def extras_of_the_image() -> str:
+    """Extras of an image that is built without the argument."""
+    (argument,) = [rest for keyword, rest in instructions() if keyword == "ARG" and rest.startswith("EXTRAS=")]
+    return shlex.split(argument)[0].removeprefix("EXTRAS=")
+
+
 class TestImage:
     def test_every_base_is_an_exact_tag_or_an_earlier_stage(self) -> None:
         stages: set[str] = set()
@@ -206,15 +212,24 @@ class TestImage:
         assert needed - {line[1:] for line in ignore if line.startswith("!")} == set()
         assert [path for path in needed if not (ROOT / path).exists()] == []
 
-    def test_it_has_the_extras_that_settings_of_several_servers_ask_for(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("given", [None, "shared scale"])
+    def test_it_has_the_extras_of_its_argument(self, given: str | None, tmp_path: Path) -> None:
         (command,) = [rest for keyword, rest in instructions() if keyword == "RUN" and "requirements.txt" in rest][:1]
         shutil.copy(ROOT / "pyproject.toml", tmp_path)
-        program = shlex.split(command.partition(" > ")[0])[2]
+        program, extras = shlex.split(command.partition(" > ")[0])[2], given or extras_of_the_image()
+        environment = os.environ | {"EXTRAS": extras}
         listed = subprocess.run(
-            [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+            [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
         )
         names = {Requirement(line).name for line in listed.stdout.splitlines()}
-        assert {"fastapi", "psycopg", "redis", "opentelemetry-sdk"} <= names
+        wanted = {Requirement(line).name for extra in extras.split() for line in EXTRAS[extra]}
+        assert {"fastapi"} | wanted <= names
+        assert "ray" in names or "scale" not in extras.split()
+
+    def test_by_itself_it_has_every_extra_that_a_setting_of_one_server_asks_for(self) -> None:
+        asked = {"postgresql", "shared", "otel", "quantization"}
+        assert {*re.findall(r"extra `?(\w+)`?\)", (ROOT / ".env.example").read_text())} - {"scale"} <= asked
+        assert asked | {"adapters", "parallel"} == {*extras_of_the_image().split()}
 
     def test_the_entry_point_is_a_command_and_its_settings_listen_on_the_exposed_port(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -275,6 +290,15 @@ class TestCompose:
         published = [port for service in compose()["services"].values() for port in service.get("ports", ())]
         assert len(published) >= len(ours())
         assert [port for port in map(with_defaults, published) if not port.startswith("127.0.0.1:")] == []
+
+    def test_it_builds_the_extras_of_the_image_and_the_tag_that_kubernetes_starts_from(self) -> None:
+        assert {with_defaults(service["build"]["args"]["EXTRAS"]) for service in ours().values()} == {
+            extras_of_the_image()
+        }
+        assert f"#EXTRAS={extras_of_the_image()}\n" in (ROOT / ".env.example").read_text()
+        guide = (ROOT / "docs" / "scaling.md").read_text()
+        assert re.findall(r"^FROM (\S+)$", guide, re.MULTILINE) == [compose()["services"]["ropeway"]["image"]]
+        assert f'EXTRAS="{extras_of_the_image()} scale" docker compose --profile gpu build' in guide
 
     def test_our_containers_run_without_privileges(self) -> None:
         for service in ours().values():
