@@ -92,10 +92,10 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     EngineStopping: lambda error: shutting_down(),
     Stopped: lambda error: shutting_down(),
     StoreOutOfReach: lambda error: ApiError(
-        503, f"the database of jobs is out of reach: {error}", code="jobs_out_of_reach", headers={"Retry-After": "5"}
+        503, "the database of jobs is out of reach: try again", code="jobs_out_of_reach", headers={"Retry-After": "5"}
     ),
     LimitsOutOfReach: lambda error: ApiError(
-        503, f"the shared store of limits is out of reach: {error}", code="limits_out_of_reach"
+        503, "the shared store of limits is out of reach: try again", code="limits_out_of_reach"
     ),
     EngineFailed: lambda error: (
         rank_lost()
@@ -129,7 +129,9 @@ def report(error: Exception) -> ApiError:
     if api_error.status == 500:
         log.error("request_failed", code=api_error.code, exc_info=error)
     elif api_error.status > 500:
-        log.warning("request_failed", code=api_error.code, error=api_error.message[:MAX_CHARS])
+        # Reasons name addresses and files, which are not for clients.
+        told = str(error) if isinstance(error, StoreOutOfReach | LimitsOutOfReach) else api_error.message
+        log.warning("request_failed", code=api_error.code, error=told[:MAX_CHARS])
     return api_error
 
 

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import context
-from service.api.errors import answer, as_api_error
+from service.api.errors import answer
 from service.api.http.key_file import InvalidKeyFile, hash_of, read_hashes
 from service.errors import ApiError
 from service.sharing.limits import Concurrency, LimitsOutOfReach
@@ -96,7 +96,7 @@ class AccessControl:
         try:
             place = await self._concurrency.enter(tenant)
         except LimitsOutOfReach as error:
-            await answer(as_api_error(error))(scope, receive, send)
+            await answer(error)(scope, receive, send)
             return
         if place is None:
             message = f"this API key has {self._concurrency.most} requests running, the most it may have"
