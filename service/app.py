@@ -162,7 +162,9 @@ def _add_layers(app: FastAPI, settings: Settings, keys: ApiKeys, shared: SharedL
     """From the inside out: nobody can send a body without a key. Every answer has an id and is logged."""
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5, exclude_content_types=COMPRESSED_ALREADY)
     most = settings.key_concurrency
-    concurrency = Concurrency(most) if shared is None or most is None else SharedConcurrency(most, shared)
+    concurrency = (
+        Concurrency(most) if shared is None or most is None else SharedConcurrency(most, shared, settings.lease_s)
+    )
     app.add_middleware(AccessControl, keys=keys, concurrency=concurrency, open_docs=settings.open_docs)
     if settings.cors_origins:
         app.add_middleware(

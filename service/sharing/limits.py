@@ -23,9 +23,6 @@ SCHEMES = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "
 TIMEOUT_S = 2.0
 """Seconds that a request waits for the shared store."""
 
-LEASE_S = 30.0
-"""Seconds after which the running requests of a lost replica no longer count."""
-
 RETRY_S = 1.0
 """Seconds between attempts to give places back after an outage of the store."""
 
@@ -172,7 +169,7 @@ class Concurrency:
 class SharedConcurrency(Concurrency):
     """Running requests of each tenant on all replicas. The places of a lost replica expire after ``lease_s``."""
 
-    def __init__(self, most: int, shared: SharedLimits, lease_s: float = LEASE_S) -> None:
+    def __init__(self, most: int, shared: SharedLimits, lease_s: float) -> None:
         super().__init__(most)
         self._client, self._lease_s = shared.client, lease_s
         self._enter, self._renew = self._client.register_script(ENTER), self._client.register_script(RENEW)

@@ -17,6 +17,7 @@ import pytest
 from pydantic import ValidationError
 
 from service.api.quotas import TokenRate
+from service.app import create_app
 from service.settings import Settings
 from service.sharing import limits
 from service.sharing.limits import Concurrency, LimitsOutOfReach, LimitsUnusable, SharedConcurrency, SharedLimits
@@ -93,7 +94,7 @@ def test_four_processes_grant_exactly_one_rate(shared_url: str) -> None:
 
 async def test_all_replicas_count_running_requests(shared_url: str) -> None:
     shared = SharedLimits(shared_url)
-    replicas = [SharedConcurrency(3, shared) for _ in range(4)]
+    replicas = [SharedConcurrency(3, shared, lease_s=30) for _ in range(4)]
     places = await asyncio.gather(*(replica.enter("ann") for replica in replicas))
     assert len([place for place in places if place]) == 3
     assert await replicas[0].enter("bob")
@@ -119,6 +120,14 @@ async def test_places_of_a_lost_replica_expire_and_those_at_work_are_renewed(sha
     await shared.close()
 
 
+def test_places_expire_after_the_lease_of_the_settings() -> None:
+    pytest.importorskip("redis", reason="the client library of the extra `shared` is not installed")
+    app = create_app(Settings(_env_file=None, shared_url="redis://127.0.0.1:1", key_concurrency=2, lease_s=7))
+    (concurrency,) = [layer.kwargs["concurrency"] for layer in app.user_middleware if "concurrency" in layer.kwargs]
+    assert isinstance(concurrency, SharedConcurrency)
+    assert concurrency._lease_s == 7
+
+
 async def test_a_store_that_was_emptied_learns_the_running_requests_again(shared_url: str) -> None:
     shared = SharedLimits(shared_url)
     working, other = (SharedConcurrency(1, shared, lease_s=0.6) for _ in range(2))
@@ -137,7 +146,7 @@ async def test_a_request_that_ends_while_it_is_renewed_gives_its_place_back(
 ) -> None:
     monkeypatch.setattr(limits, "RETRY_S", 0.1)
     shared = SharedLimits(shared_url)
-    working, other = SharedConcurrency(1, shared, lease_s=30), SharedConcurrency(1, shared)
+    working, other = SharedConcurrency(1, shared, lease_s=30), SharedConcurrency(1, shared, lease_s=30)
     place = await working.enter("ann")
     assert place
     renew = working._renew
@@ -162,7 +171,7 @@ async def test_a_store_that_was_frozen_keeps_no_places_of_refused_requests(
         monkeypatch.setattr(limits, name, 0.2)
     url, server = store
     shared = SharedLimits(url)
-    replica = SharedConcurrency(2, shared)
+    replica = SharedConcurrency(2, shared, lease_s=30)
     place = await replica.enter("ann")
     assert place is not None
     server.send_signal(signal.SIGSTOP)
@@ -193,7 +202,7 @@ async def test_a_store_that_does_not_answer_is_an_error() -> None:
     with pytest.raises(LimitsUnusable, match=r"redis://127.0.0.1:1 does not answer"):
         await nowhere.check()
     with pytest.raises(LimitsOutOfReach):
-        await SharedConcurrency(3, nowhere).enter("ann")
+        await SharedConcurrency(3, nowhere, lease_s=30).enter("ann")
     with pytest.raises(LimitsOutOfReach):
         await TokenRate(5, nowhere).charge(1)
 
