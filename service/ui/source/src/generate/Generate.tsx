@@ -26,7 +26,7 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
     seed: "",
   });
   const model = models.find((one) => one.id === settings.model) ?? models[0]!;
-  const { answers, sent, running, error, start, stop } = useRun();
+  const { answers, stale, sent, running, error, start, stop } = useRun();
   const promptTokens = useTokens(model, settings.prompt);
   const errors = error ? byField(error, ["prompt", "model", ...NUMBERS, ...sent.map((_, i) => `pe.${i}`)]) : null;
   /** Errors go with the encoding that was sent: others may have been removed since, or it may have been corrected. */
@@ -68,16 +68,16 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
         </span>
       </div>
       <Problem text={errors?.get("")} again={error && (error.status === 0 || error.status >= 500) ? ask : undefined} />
-      {answers && <Answers kept={answers} models={models} />}
+      {answers && <Answers kept={answers} models={models} stale={stale} />}
     </form>
   );
 }
 
-function Answers({ kept, models }: { kept: Kept & { version?: number }; models: Model[] }) {
+function Answers({ kept, models, stale }: { kept: Kept & { version?: number }; models: Model[]; stale: boolean }) {
   const trained = (column: Column) =>
     models.find((one) => one.id === (column.end?.model ?? kept.asked.model))?.trained_length ?? 0;
   return (
-    <section aria-label="Answers">
+    <section aria-label="Answers" class={stale ? "stale" : ""}>
       <p class="legend">
         Probability of each token:{" "}
         {CLASSES.map((one) => <span key={one.name} class={one.name}>{one.label}</span>)}
@@ -192,6 +192,8 @@ function useTokens(model: Model, prompt: string): number | null {
 function useRun() {
   const [kept, setKept] = useState<(Kept & { version?: number }) | null>(() => stored(sessionStorage, KEPT));
   const [error, setError] = useState<ApiError | null>(null);
+  /** Whether the answers are those before a refusal. */
+  const [stale, setStale] = useState(false);
   const [sent, setSent] = useState<string[]>([]);
   const leaving = useRef<AbortController | null>(null);
   const [running, setRunning] = useState<false | "waiting" | "writing">(false);
@@ -219,6 +221,7 @@ function useRun() {
     };
     const arrived = () => {
       latest.current = shown;
+      setStale(false);
       setRunning("writing");
       frame ||= requestAnimationFrame(draw);
     };
@@ -232,9 +235,10 @@ function useRun() {
     latest.current ? draw() : setKept(null);
     store(sessionStorage, KEPT, latest.current);
     setError(failure);
+    if (failure) setStale(latest.current !== shown);
     setRunning(false);
   };
-  return { answers: kept, sent, running, error, start, stop: () => leaving.current?.abort() };
+  return { answers: kept, stale, sent, running, error, start, stop: () => leaving.current?.abort() };
 }
 
 /** The answers as a reload leaves them. */
