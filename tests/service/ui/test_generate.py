@@ -160,6 +160,7 @@ def test_errors_are_beside_the_control(tiny: tuple[str, FastAPI], visits: Visits
         control = page.get_by_label(label, exact=True)
         expect(control).to_have_accessible_description(re.compile(re.escape(error) + "$"))
         assert control.get_attribute("aria-invalid") == "true"
+    expect(page.get_by_label("Encoding 2", exact=True)).to_be_focused()
     expect(page.get_by_label("Encoding 1", exact=True)).to_have_accessible_description("")
     page.get_by_role("button", name="Remove encoding 1").click()
     expect(page.get_by_label("Encoding 1", exact=True)).to_have_accessible_description(re.compile("^factor: must"))

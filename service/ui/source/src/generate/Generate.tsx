@@ -1,7 +1,7 @@
 // One prompt, two to four encodings side by side, streaming together.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type ApiError, byField } from "../api";
-import { CopyLink, count, Field, Input, numberOf, Problem, Select } from "../controls";
+import { CopyLink, count, Field, focusWrong, Input, numberOf, Problem, Select } from "../controls";
 import type { Method, Model } from "../types";
 import { store, stored, useSettings } from "../view";
 import { Answer } from "./Answer";
@@ -32,6 +32,10 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
   /** Errors go with the encoding that was sent: others may have been removed since, or it may have been corrected. */
   const errorOf = (pe: string) => errors?.get(`pe.${sent.indexOf(pe)}`);
 
+  const form = useRef<HTMLFormElement>(null);
+  useEffect(() => {
+    if (error) focusWrong(form.current);
+  }, [error]);
   const ask = () => {
     const numbers = Object.fromEntries(NUMBERS.map((name) => [name, numberOf(settings[name])]));
     const body = { prompt: settings.prompt, pe: settings.pe, model: model.id, ...numbers };
@@ -39,6 +43,7 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
   };
   return (
     <form
+      ref={form}
       class="generate"
       onSubmit={(event) => {
         event.preventDefault();
