@@ -173,6 +173,16 @@ def test_errors_are_beside_the_control(tiny: tuple[str, FastAPI], visits: Visits
     expect(page.get_by_text("needs at least 1 character")).to_be_visible()
 
 
+def test_a_seed_that_would_be_rounded_is_refused(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(tiny[0])
+    seed = page.get_by_label("Seed")
+    seed.fill("9007199254740993")
+    page.get_by_role("button", name="Generate").click()
+    expect(seed).to_have_accessible_description("must be at most 9,007,199,254,740,991 on this page, not 9007199254740993")
+    expect(seed).to_be_focused()
+    expect(answers(page)).to_have_count(0)
+
+
 def test_a_refusal_keeps_the_answers(tiny: tuple[str, FastAPI], visits: Visits) -> None:
     page = visits.open(tiny[0])
     page.get_by_label("Most new tokens").fill("4")

@@ -36,7 +36,9 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
   useEffect(() => {
     if (error) focusWrong(form.current);
   }, [error]);
+  const seedProblem = problemOfSeed(settings.seed);
   const ask = () => {
+    if (seedProblem) return focusWrong(form.current);
     const numbers = Object.fromEntries(NUMBERS.map((name) => [name, numberOf(settings[name])]));
     const body = { prompt: settings.prompt, pe: settings.pe, model: model.id, ...numbers };
     start(body, { model: model.id, prompt: settings.prompt, pe: settings.pe, promptTokens });
@@ -62,7 +64,7 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
           set={(max_new_tokens) => change({ max_new_tokens })} />
         <Input label="Temperature" hint="0 takes the most likely token" number value={settings.temperature}
           error={errors?.get("temperature")} set={(temperature) => change({ temperature })} />
-        <Input label="Seed" number value={settings.seed} placeholder="none" error={errors?.get("seed")}
+        <Input label="Seed" number value={settings.seed} placeholder="none" error={seedProblem ?? errors?.get("seed")}
           set={(seed) => change({ seed })} />
       </div>
       <div class="actions">
@@ -76,6 +78,13 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
       {answers && <Answers kept={answers} models={models} stale={stale} />}
     </form>
   );
+}
+
+/** JavaScript rounds larger whole numbers: the answers would be those of another seed. */
+function problemOfSeed(text: string): string | undefined {
+  const seed = numberOf(text);
+  const isRounded = typeof seed === "number" && Math.abs(seed) > Number.MAX_SAFE_INTEGER;
+  return isRounded ? `must be at most ${count(Number.MAX_SAFE_INTEGER)} on this page, not ${text.trim()}` : undefined;
 }
 
 function Answers({ kept, models, stale }: { kept: Kept & { version?: number }; models: Model[]; stale: boolean }) {
