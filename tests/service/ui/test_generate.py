@@ -302,6 +302,9 @@ def test_the_page_asks_for_the_key_and_keeps_it_for_the_session(checkpoints: Pat
     with serving(checkpoints, api_keys="ann-key") as (url, _):
         context = visits.context()
         page = visits.open(url, context)
+        expect(page.get_by_label("API key")).to_be_focused()
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_label("API key")).to_have_accessible_description(re.compile("Enter a key.$"))
         page.get_by_label("API key").fill("ключ")
         page.get_by_role("button", name="Use this key").click()
         expect(page.get_by_text("This key is not valid")).to_be_visible()
