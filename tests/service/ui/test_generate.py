@@ -178,7 +178,9 @@ def test_a_seed_that_would_be_rounded_is_refused(tiny: tuple[str, FastAPI], visi
     seed = page.get_by_label("Seed")
     seed.fill("9007199254740993")
     page.get_by_role("button", name="Generate").click()
-    expect(seed).to_have_accessible_description("must be at most 9,007,199,254,740,991 on this page, not 9007199254740993")
+    expect(seed).to_have_accessible_description(
+        "must be at most 9,007,199,254,740,991 on this page, not 9007199254740993"
+    )
     expect(seed).to_be_focused()
     expect(answers(page)).to_have_count(0)
 
