@@ -160,6 +160,7 @@ def test_errors_are_beside_the_control(tiny: tuple[str, FastAPI], visits: Visits
         control = page.get_by_label(label, exact=True)
         expect(control).to_have_accessible_description(re.compile(re.escape(error) + "$"))
         assert control.get_attribute("aria-invalid") == "true"
+    expect(page.get_by_label("Encoding 2", exact=True)).to_be_focused()
     expect(page.get_by_label("Encoding 1", exact=True)).to_have_accessible_description("")
     page.get_by_role("button", name="Remove encoding 1").click()
     expect(page.get_by_label("Encoding 1", exact=True)).to_have_accessible_description(re.compile("^factor: must"))
@@ -170,6 +171,18 @@ def test_errors_are_beside_the_control(tiny: tuple[str, FastAPI], visits: Visits
     page.get_by_label("Prompt", exact=True).fill("")
     page.get_by_role("button", name="Generate").click()
     expect(page.get_by_text("needs at least 1 character")).to_be_visible()
+
+
+def test_a_seed_that_would_be_rounded_is_refused(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(tiny[0])
+    seed = page.get_by_label("Seed")
+    seed.fill("9007199254740993")
+    page.get_by_role("button", name="Generate").click()
+    expect(seed).to_have_accessible_description(
+        "must be at most 9,007,199,254,740,991 on this page, not 9007199254740993"
+    )
+    expect(seed).to_be_focused()
+    expect(answers(page)).to_have_count(0)
 
 
 def test_a_refusal_keeps_the_answers(tiny: tuple[str, FastAPI], visits: Visits) -> None:
@@ -183,7 +196,12 @@ def test_a_refusal_keeps_the_answers(tiny: tuple[str, FastAPI], visits: Visits) 
     page.get_by_role("button", name="Generate").click()
     expect(page.get_by_label("Temperature")).to_have_accessible_description(re.compile("a number, not '0,7'"))
     assert texts(page) == before
+    shown = page.get_by_role("region", name="Answers")
+    expect(shown).to_have_class("stale")
     page.get_by_label("Temperature").fill("0")
+    page.get_by_role("button", name="Generate").click()
+    expect(shown).to_have_class("")
+    all_done(page, 4)
     page.get_by_label("Encoding 3", exact=True).fill("yarn")
     page.get_by_role("button", name="Generate").click()
     expect(page.get_by_label("Encoding 3", exact=True)).to_have_accessible_description(re.compile("^factor: required"))
@@ -286,6 +304,9 @@ def test_the_page_asks_for_the_key_and_keeps_it_for_the_session(checkpoints: Pat
     with serving(checkpoints, api_keys="ann-key") as (url, _):
         context = visits.context()
         page = visits.open(url, context)
+        expect(page.get_by_label("API key")).to_be_focused()
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_label("API key")).to_have_accessible_description(re.compile("Enter a key.$"))
         page.get_by_label("API key").fill("ключ")
         page.get_by_role("button", name="Use this key").click()
         expect(page.get_by_text("This key is not valid")).to_be_visible()

@@ -113,6 +113,18 @@ def listed(number: int, state: str) -> dict[str, Any]:
     return {**zeros, **texts, **absent, "units_total": 1, "tokens_total": 1, "not_served": [], "request": {}}
 
 
+def test_a_job_that_was_forgotten_elsewhere_is_said_to_be_gone(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{tiny[0]}/blank")
+    page.route("**/jobs?*", lambda route: route.fulfill(json={"jobs": []}))
+    page.route("**/jobs/00000007-job", lambda route: route.fulfill(json={**listed(7, "cancelled"), "links": {}}))
+    page.goto(f"{tiny[0]}/ui/#jobs?job=00000007-job")
+    job = page.get_by_role("region", name="Job 00000007")
+    expect(job.get_by_text("cancelled")).to_be_visible()
+    page.unroute("**/jobs/00000007-job")
+    page.get_by_role("button", name="Look again").click()
+    expect(job.get_by_role("alert")).to_contain_text("no such job: 00000007-job")
+
+
 def test_older_jobs_are_renewed_and_forgotten(tiny: tuple[str, FastAPI], visits: Visits) -> None:
     numbers, state, linked = list(range(60, 0, -1)), "queued", {"links": {"results.csv": "linked"}}
     page = visits.open(f"{tiny[0]}/ui/#use")

@@ -115,6 +115,11 @@ function copiedBySelection(text: string): boolean {
   return done;
 }
 
+/** Focus the first field of `form` that has an error. */
+export function focusWrong(form: HTMLElement | null): void {
+  form?.querySelector<HTMLElement>("[aria-invalid=true]")?.focus();
+}
+
 /** A failure that belongs to no control. */
 export function Problem(props: { text: string | undefined; again?: (() => void) | undefined }) {
   if (!props.text) return null;

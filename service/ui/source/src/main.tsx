@@ -1,6 +1,6 @@
 // The page: its parts, the models of the server, and the API key where the server asks for one.
 import { type ComponentType, render } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { access, address, type ApiError, asApiError, json } from "./api";
 import { Field, Problem } from "./controls";
 import { Encodings, TAB as ENCODINGS } from "./encodings/Encodings";
@@ -118,13 +118,16 @@ function useServed() {
 const SENDABLE = /^[ -~\xa0-\xff]*$/;
 
 function KeyForm({ enter }: { enter: () => void }) {
+  const field = useRef<HTMLInputElement>(null);
   const [key, setKey] = useState("");
+  useEffect(() => field.current?.focus(), []);
   const [wrong, setWrong] = useState(access.key ? "The server does not know this key." : undefined);
   return (
     <form
       class="key"
       onSubmit={(event) => {
         event.preventDefault();
+        if (!key.trim()) return setWrong("Enter a key.");
         if (!SENDABLE.test(key.trim())) return setWrong("This key is not valid: a header cannot carry all of its characters.");
         access.key = key.trim();
         enter();
@@ -132,7 +135,7 @@ function KeyForm({ enter }: { enter: () => void }) {
     >
       <Field label="API key" error={wrong} hint="This server asks for one. It stays in this tab and goes with the tab.">
         {(control) => (
-          <input {...control} type="password" autocomplete="off" value={key}
+          <input {...control} ref={field} type="password" autocomplete="off" value={key}
             onInput={(event) => setKey(event.currentTarget.value)} />
         )}
       </Field>

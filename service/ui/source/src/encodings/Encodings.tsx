@@ -61,7 +61,7 @@ export function Encodings({ models, methods }: { models: Model[]; methods: Metho
           <CopyLink />
         </div>
       </div>
-      <div class="shown" aria-busy={drawing}>
+      <div class="shown" aria-busy={Boolean(drawn) && drawing}>
         {drawn && error && <p class="hint" role="status">These figures are those before the error.</p>}
         <Problem text={errors?.get("")} again={error && (error.status === 0 || error.status >= 500) ? again : undefined} />
         {!drawn && !error && <p role="status">Drawing the first figures</p>}

@@ -1,7 +1,7 @@
 // One prompt, two to four encodings side by side, streaming together.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type ApiError, byField } from "../api";
-import { CopyLink, count, Field, Input, numberOf, Problem, Select } from "../controls";
+import { CopyLink, count, Field, focusWrong, Input, numberOf, Problem, Select } from "../controls";
 import type { Method, Model } from "../types";
 import { store, stored, useSettings } from "../view";
 import { Answer } from "./Answer";
@@ -26,19 +26,26 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
     seed: "",
   });
   const model = models.find((one) => one.id === settings.model) ?? models[0]!;
-  const { answers, sent, running, error, start, stop } = useRun();
+  const { answers, stale, sent, running, error, start, stop } = useRun();
   const promptTokens = useTokens(model, settings.prompt);
   const errors = error ? byField(error, ["prompt", "model", ...NUMBERS, ...sent.map((_, i) => `pe.${i}`)]) : null;
   /** Errors go with the encoding that was sent: others may have been removed since, or it may have been corrected. */
   const errorOf = (pe: string) => errors?.get(`pe.${sent.indexOf(pe)}`);
 
+  const form = useRef<HTMLFormElement>(null);
+  useEffect(() => {
+    if (error) focusWrong(form.current);
+  }, [error]);
+  const seedProblem = problemOfSeed(settings.seed);
   const ask = () => {
+    if (seedProblem) return focusWrong(form.current);
     const numbers = Object.fromEntries(NUMBERS.map((name) => [name, numberOf(settings[name])]));
     const body = { prompt: settings.prompt, pe: settings.pe, model: model.id, ...numbers };
     start(body, { model: model.id, prompt: settings.prompt, pe: settings.pe, promptTokens });
   };
   return (
     <form
+      ref={form}
       class="generate"
       onSubmit={(event) => {
         event.preventDefault();
@@ -57,7 +64,7 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
           set={(max_new_tokens) => change({ max_new_tokens })} />
         <Input label="Temperature" hint="0 takes the most likely token" number value={settings.temperature}
           error={errors?.get("temperature")} set={(temperature) => change({ temperature })} />
-        <Input label="Seed" number value={settings.seed} placeholder="none" error={errors?.get("seed")}
+        <Input label="Seed" number value={settings.seed} placeholder="none" error={seedProblem ?? errors?.get("seed")}
           set={(seed) => change({ seed })} />
       </div>
       <div class="actions">
@@ -68,16 +75,23 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
         </span>
       </div>
       <Problem text={errors?.get("")} again={error && (error.status === 0 || error.status >= 500) ? ask : undefined} />
-      {answers && <Answers kept={answers} models={models} />}
+      {answers && <Answers kept={answers} models={models} stale={stale} />}
     </form>
   );
 }
 
-function Answers({ kept, models }: { kept: Kept & { version?: number }; models: Model[] }) {
+/** JavaScript rounds larger whole numbers: the answers would be those of another seed. */
+function problemOfSeed(text: string): string | undefined {
+  const seed = numberOf(text);
+  const isRounded = typeof seed === "number" && Math.abs(seed) > Number.MAX_SAFE_INTEGER;
+  return isRounded ? `must be at most ${count(Number.MAX_SAFE_INTEGER)} on this page, not ${text.trim()}` : undefined;
+}
+
+function Answers({ kept, models, stale }: { kept: Kept & { version?: number }; models: Model[]; stale: boolean }) {
   const trained = (column: Column) =>
     models.find((one) => one.id === (column.end?.model ?? kept.asked.model))?.trained_length ?? 0;
   return (
-    <section aria-label="Answers">
+    <section aria-label="Answers" class={stale ? "stale" : ""}>
       <p class="legend">
         Probability of each token:{" "}
         {CLASSES.map((one) => <span key={one.name} class={one.name}>{one.label}</span>)}
@@ -192,6 +206,8 @@ function useTokens(model: Model, prompt: string): number | null {
 function useRun() {
   const [kept, setKept] = useState<(Kept & { version?: number }) | null>(() => stored(sessionStorage, KEPT));
   const [error, setError] = useState<ApiError | null>(null);
+  /** Whether the answers are those before a refusal. */
+  const [stale, setStale] = useState(false);
   const [sent, setSent] = useState<string[]>([]);
   const leaving = useRef<AbortController | null>(null);
   const [running, setRunning] = useState<false | "waiting" | "writing">(false);
@@ -219,6 +235,7 @@ function useRun() {
     };
     const arrived = () => {
       latest.current = shown;
+      setStale(false);
       setRunning("writing");
       frame ||= requestAnimationFrame(draw);
     };
@@ -232,9 +249,10 @@ function useRun() {
     latest.current ? draw() : setKept(null);
     store(sessionStorage, KEPT, latest.current);
     setError(failure);
+    if (failure) setStale(latest.current !== shown);
     setRunning(false);
   };
-  return { answers: kept, sent, running, error, start, stop: () => leaving.current?.abort() };
+  return { answers: kept, stale, sent, running, error, start, stop: () => leaving.current?.abort() };
 }
 
 /** The answers as a reload leaves them. */

@@ -18,6 +18,8 @@ type Props = {
   title?: string;
   only?: string;
   changed?: () => void;
+  /** Another number makes it look at the job again. */
+  looks?: number;
   /** A detached job goes on, and the page does not follow it. */
   detached?: boolean;
   detach: (detached: boolean) => void;
@@ -25,10 +27,10 @@ type Props = {
   closes?: boolean;
 };
 
-export function JobView({ id, title: given, only, changed, detached = false, detach, closes = false }: Props) {
+export function JobView({ id, title: given, only, changed, looks = 0, detached = false, detach, closes = false }: Props) {
   const [version, setVersion] = useState(0);
   const [failure, setFailure] = useState<ApiError | null>(null);
-  const { job, error } = useJob(id, version, detached);
+  const { job, error } = useJob(id, version + looks, detached);
   const result = useResult(detached ? null : job);
   const title = given ?? `Job ${id.slice(0, 8)}${job ? `: ${job.evaluation}` : ""}`;
   const again = () => {

@@ -18,6 +18,11 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
   const [settings, change] = useSettings(TAB, { job: "" });
   const { jobs, more, error, look, older } = useJobs();
   const [failure, setFailure] = useState<ApiError | null>(null);
+  const [looks, setLooks] = useState(0);
+  const lookAgain = () => {
+    setLooks((before) => before + 1);
+    look();
+  };
   const forget = async (job: Job) => {
     if (!confirm(`Forget the job ${nameOf(job)} and its files? They cannot be brought back.`)) return;
     try {
@@ -41,12 +46,12 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
   return (
     <div class="jobs">
       <div class="actions">
-        <button type="button" id={LOOK} onClick={look}>Look again</button>
+        <button type="button" id={LOOK} onClick={lookAgain}>Look again</button>
         <CopyLink />
       </div>
       <Problem text={failure?.message ?? error?.message} again={look} />
       {settings.job && (
-        <JobView key={settings.job} id={settings.job} changed={look} detach={close} closes />
+        <JobView key={settings.job} id={settings.job} changed={look} looks={looks} detach={close} closes />
       )}
       {jobs?.length === 0 && <p>No jobs yet: “How far does it read?” starts some.</p>}
       {jobs !== null && jobs.length > 0 && (

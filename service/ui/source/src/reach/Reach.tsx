@@ -1,7 +1,7 @@
 // How far does it read? A text, a target length, a curve that grows, recall beside it, and a verdict.
 import { useEffect, useState } from "preact/hooks";
 import { type ApiError, asApiError, byField, isAbort } from "../api";
-import { CopyLink, count, Field, Input, numberOf, Problem, seconds, Select } from "../controls";
+import { CopyLink, count, Field, focusWrong, Input, numberOf, Problem, seconds, Select } from "../controls";
 import { compared } from "../generate/examples";
 import { JobView } from "../jobs/JobView";
 import type { Method, Model } from "../types";
@@ -49,7 +49,7 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
       <form
         onSubmit={(event) => {
           event.preventDefault();
-          if (isWrong) event.currentTarget.querySelector<HTMLElement>("[aria-invalid=true]")?.focus();
+          if (isWrong) focusWrong(event.currentTarget);
           else start();
         }}
       >
