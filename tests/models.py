@@ -193,7 +193,7 @@ every_family = pytest.mark.parametrize("family", by_tier(FAMILIES))
 BY_LAYER_TYPE = {"gemma3", "gemma3n", "olmo3", "modernbert_decoder"}
 """Families whose ``rope_parameters`` are given by layer type; what is asked for goes to the full layers."""
 
-WITH_A_WINDOW = BY_LAYER_TYPE | {"llama4", "cohere2", "starcoder2", "gpt_oss", "exaone4"}
+WITH_A_WINDOW = BY_LAYER_TYPE | {"llama4", "cohere2", "starcoder2", "gpt_oss", "exaone4", "qwen2_moe"}
 """Families with layers that attend to a window or a chunk: their kernels get other masks than transformers' do."""
 
 EAGER_ONLY = {"gemma2", "gpt_oss"}

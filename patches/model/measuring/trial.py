@@ -145,8 +145,8 @@ class Trial:
 
     def _window_by(self, mask: torch.Tensor | None) -> int | None:
         """The window of a built mask that reached a layer, whole or in part."""
-        memory = None if mask is None else mask.untyped_storage().data_ptr()
-        return next((size for built, size in self._built if built.untyped_storage().data_ptr() == memory), None)
+        whole = mask if mask is None or mask._base is None else mask._base
+        return next((size for built, size in self._built if whole is built or mask is built), None)
 
     def _is_plain(self, mask: torch.Tensor | None, indices: torch.Tensor | None, window: int | None) -> bool:
         """True for a causal mask that reached the attention as it was built: the layer chooses no keys by it.
