@@ -241,7 +241,7 @@ class Patched(Encodings):
         position, inv_freq, factor = self.slots.at_write(position, slot)
         return self.table_format.table(position, inv_freq, factor, dtype, planes)
 
-    def mask_kind(self, *, insists: bool, local: bool = False) -> MaskKind | None:
+    def mask_kind(self, *, insists: bool, local: bool) -> MaskKind | None:
         """The whole mask that a layer needs to choose keys, or to add keys to those of the tokens."""
         return self._mask if insists or self._mask == "numbers" else None
 

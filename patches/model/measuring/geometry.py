@@ -127,10 +127,10 @@ def chunked_layers(config: Any) -> dict[int, int]:
     return {index: int(config.attention_chunk_size) for index, kind in enumerate(kinds) if kind == "chunked_attention"}
 
 
-def unwindowed_layers(config: Any) -> frozenset[int]:
+def unwindowed_layers(config: Any) -> set[int]:
     """Layers whose mask is local, but no sliding window: chunks, and caches that keep the whole prompt."""
     kinds = getattr(config, "layer_types", None) or []
-    return frozenset(index for index, kind in enumerate(kinds) if kind in ("chunked_attention", WHOLE_PROMPTS))
+    return chunked_layers(config).keys() | {index for index, kind in enumerate(kinds) if kind == WHOLE_PROMPTS}
 
 
 def dispatches(model: nn.Module) -> bool:

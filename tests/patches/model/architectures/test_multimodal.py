@@ -83,7 +83,7 @@ def test_a_vision_part_may_attend_without_dispatch(kind: str) -> None:
 def test_a_plain_mask_that_the_wrapper_insists_on_chooses_no_keys(kind: str) -> None:
     with patched(wrapper(kind)) as patch:
         assert patch.geometry.keeps_positions is None
-        assert patch.mask_kind(insists=True) is None
+        assert patch.mask_kind(insists=True, local=False) is None
 
 
 @kinds("unlimited_ocr")

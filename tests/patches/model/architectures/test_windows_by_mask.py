@@ -2,51 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM, PhimoeConfig, PreTrainedModel
 
 from patches import patched
-from tests.models import WINDOW, randomise, tiny_model
+from tests.field.configurations import tiny_model
+from tests.models import WINDOW
 from tests.patches.model.architectures.checks import equals_reference, equals_transformers
 from tests.service.engine.adapter.test_architectures import METHODS, check
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "sliding_window": WINDOW,
-    "pad_token_id": 0,
+LAYERS = ["sliding_attention", "full_attention"]
+WINDOWED: dict[str, dict[str, Any]] = {
+    "phimoe": {"sliding_window": WINDOW},
+    "qwen2_moe": {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": LAYERS},
 }
 
 
-def phimoe() -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(PhimoeConfig(**SHAPE, num_local_experts=4))
-    randomise(model, 0)
-    return model.train(False)
-
-
-def qwen2_moe() -> PreTrainedModel:
-    return tiny_model("qwen2_moe", attn_implementation="sdpa")[1]
-
-
-@pytest.mark.parametrize(("build", "windowed"), [(phimoe, {0: WINDOW, 1: WINDOW}), (qwen2_moe, {0: WINDOW})])
-def test_the_window_is_found_and_kept(
-    build: Callable[[], PreTrainedModel], windowed: dict[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = build()
+@pytest.mark.parametrize(("kind", "layers"), [("phimoe", (0, 1)), ("qwen2_moe", (0,))])
+def test_the_window_is_found_and_kept(kind: str, layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(kind, **WINDOWED[kind])
     with patched(model) as patch:
-        assert patch.windowed == windowed
+        assert patch.windowed == dict.fromkeys(layers, WINDOW)
         assert patch.smallest_window == WINDOW
     equals_transformers(model)
     equals_reference(model, ("self_extend", "yarn", "alibi"), monkeypatch)
 
 
-async def test_the_engine_keeps_it() -> None:
-    await check(phimoe(), METHODS)
+@pytest.mark.parametrize("kind", WINDOWED)
+async def test_the_engine_keeps_it(kind: str) -> None:
+    await check(tiny_model(kind, **WINDOWED[kind]), METHODS)
