@@ -124,18 +124,18 @@ class TestListings:
         assert json.loads(ropeway("methods", "yarn", "--json").stdout) == yarn
 
     @pytest.mark.parametrize(
-        "arguments",
-        ["--help", "serve --help", "perplexity --help", "methods", "methods yarn", "sweep --fields"],
+        "commands", [["--help", "serve --help", "perplexity --help"], ["methods", "methods yarn", "sweep --fields"]]
     )
-    def test_help_and_listings_load_no_heavy_library(self, arguments: str) -> None:
-        code = "import sys; from service.cli import app; app(sys.argv[1:], standalone_mode=False); print(*sys.modules)"
-        command = [sys.executable, "-c", code, *arguments.split()]
+    def test_help_and_listings_load_no_heavy_library(self, commands: list[str]) -> None:
+        each = "for command in sys.argv[1:]: app(command.split(), standalone_mode=False)"
+        code = f"import sys\nfrom service.cli import app\n{each}\nprint(*sys.modules)"
+        command = [sys.executable, "-c", code, *commands]
         printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         loaded = set(printed.splitlines()[-1].split())
         assert "typer" in loaded
         heavy = {"torch", "transformers", "matplotlib", "plotly", "sqlalchemy", "fastapi", "httpx", "pyarrow"}
         assert heavy & loaded == set()
-        if "--help" in arguments:
+        if "--help" in commands:
             assert {"pydantic_settings", "structlog", "numpy", "service.client"} & loaded == set()
 
 

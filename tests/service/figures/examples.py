@@ -14,6 +14,7 @@ from service.evaluation.recommend.results import AtLength, Avoid, Memory, Range,
 from service.evaluation.results import Interval
 from service.evaluation.sweep.results import Answer, Cost, Judgement, SweepMethod, SweepResult
 from service.figures import Picture, pictures_of
+from service.reports.html import report_of
 from tests.service.figures.measured import DOCUMENT, NAMES, long_perplexity, passkey, perplexity, probe, ruler
 
 
@@ -164,3 +165,9 @@ EVERY = {
 def pictures(evaluation: str) -> list[Picture]:
     """Those of the example, made once."""
     return pictures_of(EVERY[evaluation]())
+
+
+@cache
+def report(evaluation: str) -> str:
+    """That of the example, made once, with a body."""
+    return report_of(EVERY[evaluation](), body={"input": "text"})

@@ -9,7 +9,6 @@ import io
 import json
 import re
 from datetime import UTC, datetime
-from functools import cache
 from typing import Any
 
 import pytest
@@ -26,16 +25,11 @@ from service.jobs.records import JobInfo
 from service.reports.forms import policy_of
 from service.reports.html import report_of
 from tests.service.figures import examples
-from tests.service.figures.examples import EVERY, figures_of, pictures
+from tests.service.figures.examples import EVERY, figures_of, pictures, report
 from tests.service.results import result_of
 
 READ: TypeAdapter[EvaluationResult] = TypeAdapter(any_result())
 ATTACK = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>"
-
-
-@cache
-def report(evaluation: str) -> str:
-    return report_of(EVERY[evaluation]())
 
 
 def job_of(job_id: str, body: dict[str, Any] | None = None) -> JobInfo:
@@ -154,7 +148,7 @@ class TestContents:
 
     @pytest.mark.parametrize("evaluation", EVERY)
     def test_has_one_main_part_and_the_keyboard_reaches_all_that_scrolls(self, evaluation: str) -> None:
-        text = visible(report_of(EVERY[evaluation](), body={"input": "text"}))
+        text = visible(report(evaluation))
         assert text.count("<main>") == text.count("</main>") == 1
         scrolling = re.findall(r'<(?:pre|div class="table")([^>]*)>', text)
         assert len(scrolling) > 2
@@ -182,7 +176,7 @@ class TestContents:
         assert asked["measured in"] == "no time: every unit was known already"
 
     def test_without_a_body_it_says_so(self) -> None:
-        assert "is not part of this result" in report("ruler")
+        assert "is not part of this result" in report_of(examples.ruler())
 
 
 MANY_LENGTHS = tuple(range(64, 64 * 131, 64))

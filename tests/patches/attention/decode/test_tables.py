@@ -72,7 +72,7 @@ def test_moves_are_those_of_the_maps(to: PositionMap, start: int, stop: int) -> 
         assert torch.equal(found.double(), expected.double())
 
 
-@pytest.mark.parametrize("name", ["self_extend", "dpe", "rerope", "leaky_rerope"])
+@pytest.mark.parametrize("name", ["self_extend", "dpe"])
 def test_a_table_of_inference_leaves_other_modes_alone(name: str) -> None:
     """Gradients of functions, compilation, and another default device have tensors without numbers."""
     resolved = resolve(parse(typical(GEOMETRY)[name]), GEOMETRY, 300)

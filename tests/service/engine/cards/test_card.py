@@ -16,7 +16,7 @@ from service.engine.verification import _check
 from service.evaluation.scoring import prompt_scores
 from tests.card import Wait, WrongDevice, card
 from tests.methods import Fields
-from tests.models import VOCAB_SIZE, by_tier, tiny_model
+from tests.models import VOCAB_SIZE, tiny_model
 from tests.service.engine.adapter.test_paged_attention import every_encoding, prompts_for
 from tests.service.engine.cards.engines import on_card, recorded_on_card
 from tests.service.engine.cards.graphs import CAPTURED, LIMITS, TRITON, Run, requests_of, run
@@ -49,8 +49,11 @@ def generated(patch: Patched, choice: EngineChoice) -> Run:
     return run(patch, choice, methods, prompts_for(methods, 24), new)
 
 
-@pytest.mark.parametrize("choice", [LOOP, CAPTURED], ids=str)
-@pytest.mark.parametrize("family", by_tier(["llama", "gemma3", "gpt_oss", "deepseek_v3"]))
+@pytest.mark.parametrize(
+    ("family", "choice"),
+    [(name, LOOP) for name in ("llama", "gemma3")]
+    + [(name, CAPTURED) for name in ("llama", "gemma3", "gpt_oss", "deepseek_v3")],
+)
 def test_every_encoding_generates_on_a_card(family: str, choice: EngineChoice) -> None:
     model = tiny_model(family)[1]
     with patched(model) as patch:

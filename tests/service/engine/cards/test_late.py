@@ -36,8 +36,7 @@ def _ends(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
     return early_steps(monkeypatch)
 
 
-@pytest.mark.parametrize("kind", [LateCard, LateUploads])
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize(("family", "kind"), [("gemma3", LateCard), ("llama", LateUploads)])
 def test_tokens_are_those_of_steps_at_once(family: str, kind: type[LateCard], ends: Counter[bool]) -> None:
     """Early steps and ordinary ones, past the edges of pages, with every kind of sampling."""
     model = tiny_model(family)[1]
