@@ -62,7 +62,15 @@ class JobInfo(BaseModel):
     seconds_left: float | None = Field(None, description="Absent until tokens were read, and after the end.")
     error: JobError | None = None
     request: dict[str, Any] = Field(description="The body; empty in listings when it is long.")
-    links: dict[str, str] = Field(default_factory=dict)
+    links: dict[str, str] = Field(
+        default_factory=dict, description="Of a job that has ended: the files that it has, as they are now."
+    )
+    has_result: bool = Field(False, exclude=True)  # in the database; clients see it as links
+
+    @property
+    def may_have_partial(self) -> bool:
+        """True if it ended early, with finished units and without a stored result."""
+        return self.state in ENDED_EARLY and self.units_done > 0 and not self.has_result
 
 
 def units_table(units: Sequence[UnitDone]) -> str:

@@ -15,7 +15,7 @@ from service import context
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.jobs.feed import JobFeed
-from service.api.jobs.lookup import job_info, linked, runner_of
+from service.api.jobs.lookup import job_info, linked, runner_of, stored_job
 from service.api.store import STORE_S
 from service.errors import bad_request, shutting_down
 from service.jobs.records import UNFINISHED, JobInfo, UnitDone
@@ -31,7 +31,7 @@ LOOK_AGAIN_S = 2.0
 async def events(job_id: str, request: Request) -> Any:
     """Server-sent events until the job has ended: ``unit`` for every finished unit, numbered, from the one after
     ``Last-Event-ID``; ``progress`` when tokens were read; at the end ``job``."""
-    await job_info(job_id, request, with_request=False)
+    await stored_job(job_id, request)
     last = request.headers.get("last-event-id", "0")
     if not re.fullmatch(r"[0-9]{1,18}", last):
         raise bad_request("Last-Event-ID: the number of a unit event", "Last-Event-ID")
