@@ -49,13 +49,18 @@ class JobInfo(BaseModel):
         default_factory=list,
         description="Those of a queued job that the answering server does not serve: it waits for one that does.",
     )
+    stalled: str | None = Field(
+        None, description="The reason that an unfinished job waits for the database, at the answering server."
+    )
     state: JobState
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
     units_total: int
     units_done: int = 0
-    units_reused: int = Field(0, description="Units whose outcome was in the store already.")
+    units_reused: int = Field(
+        0, description="Units whose outcome was in the store already: of another job, or of an equal unit of this one."
+    )
     tokens_total: int
     tokens_done: int = 0
     seconds: float = 0.0

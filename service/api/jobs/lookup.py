@@ -7,11 +7,12 @@ from fastapi import FastAPI, Request
 from service import context
 from service.api.jobs import partial
 from service.api.store import store_of, stored
-from service.jobs.records import JobInfo
+from service.jobs.records import UNFINISHED, JobInfo
 from service.jobs.runner import JobRunner
 
 FILES = ("results.json", "results.csv", "results.parquet", "report.html", "plot.png", "figures.json")
 UNITS = ("units.json", "units.csv")
+STALLED = "the database of jobs does not answer or takes no writes: jobs wait, and go on when it does"
 
 
 async def stored_job(job_id: str, request: Request, *, with_request: bool = False) -> JobInfo:
@@ -40,7 +41,9 @@ async def with_files(info: JobInfo, request: Request) -> JobInfo:
 
 
 def linked(info: JobInfo, app: FastAPI) -> JobInfo:
-    """``info`` with links to its files, and the models that ``app`` does not serve."""
+    """``info`` with links to its files, and what it waits for: models that ``app`` does not serve, or the database."""
+    if info.state in UNFINISHED and app.state.job_runner.out_of_reach():
+        info.stalled = STALLED
     if info.state == "queued":
         served = {model.name for model in app.state.models}
         info.not_served = [name for name in info.models if name not in served]
