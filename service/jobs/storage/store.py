@@ -279,7 +279,8 @@ class JobStore:
         left = seconds / measured * (job.tokens_total - done) if unfinished and measured else None
         values = {name: getattr(job, name) for name in SHOWN}
         values |= {"models": json.loads(job.models), "tokens_done": done, "request": request}
-        values["has_result"] = not unfinished and results.is_kept(session, job.number)
+        ended_early = job.state in ENDED_EARLY and job.units_done > 0
+        values["has_result"] = job.state == "done" or (ended_early and results.is_kept(session, job.number))
         return JobInfo.model_validate(values | {"seconds": seconds, "seconds_left": left})
 
 
