@@ -28,6 +28,7 @@ from service.api.http.key_file import InvalidKeyFile
 from service.api.http.ports import PortUnusable
 from service.api.http.scope import RequestScope, Traffic
 from service.api.jobs import events, files, routes
+from service.api.jobs.partial import WithoutPartial
 from service.api.quotas import TokenRate
 from service.api.responses import failures
 from service.jobs.database.calls import StoreCalls
@@ -104,6 +105,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.files = RenderedFiles()
+    app.state.without_partial = WithoutPartial()
     app.state.feed = events.feed_of(app)
     app.state.bodies = Admission(settings.max_bodies_bytes, settings.max_queue, shared=settings.has_keys, of="bodies")
     app.state.metrics, app.state.traffic = Metrics(settings.replica_name), Traffic()

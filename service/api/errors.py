@@ -36,7 +36,7 @@ from service.errors import (
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.scoring import NotANumber
 from service.jobs.database.opening import StoreOutOfReach
-from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
+from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownCursor, UnknownJob
 from service.models.parallel import LOST
 from service.models.registry import UnknownModel
 from service.sharing.admission import QueueFull, TooLarge
@@ -83,6 +83,7 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     CannotGenerate: lambda error: bad_request(str(error), "model", "cannot_generate"),
     TooLarge: lambda error: context_length_exceeded(error.needed, 0, error.capacity),
     UnknownJob: lambda error: ApiError(404, str(error), code="not_found"),
+    UnknownCursor: lambda error: bad_request(str(error), "before"),
     InvalidEvaluation: lambda error: bad_request(str(error), error.param),
     IdempotencyMismatch: lambda error: ApiError(422, str(error), code="idempotency_mismatch", param="Idempotency-Key"),
     JobDone: lambda error: ApiError(409, str(error), code="job_done"),

@@ -29,7 +29,8 @@ async def ready(request: Request) -> JSONResponse | dict[str, Any]:
         return answer(refusal)
     engines = {served.name: served.engine for served in request.app.state.models}
     loads = {name: {**engine.load(), "restarts": engine.thread.restarts} for name, engine in engines.items()}
-    return {"status": "ok", "models": loads}
+    jobs = "out_of_reach" if request.app.state.job_runner.out_of_reach() else "ok"
+    return {"status": "ok", "jobs": jobs, "models": loads}
 
 
 @router.get("/health", response_model=Live)

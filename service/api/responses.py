@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from service.jobs.records import JobInfo, UnitDone
 
@@ -273,6 +273,9 @@ class Ready(BaseModel):
     """Per model: requests running and waiting, scoring jobs, cache in use, engine restarts."""
 
     status: str
+    jobs: Literal["ok", "out_of_reach"] = Field(
+        "ok", description="`out_of_reach` while the database of jobs does not answer or takes no writes: jobs wait."
+    )
     models: dict[str, dict[str, int]]
 
 

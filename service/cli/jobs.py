@@ -74,7 +74,8 @@ def list_jobs(
     for job in found:
         units = f"{job.units_done}/{job.units_total}"
         created = f"{job.created_at:%Y-%m-%d %H:%M}"
-        waits = f", waits for {', '.join(job.not_served)}" if job.not_served else ""
+        missing = ["the database", *job.not_served] if job.stalled else job.not_served
+        waits = f", waits for {', '.join(missing)}" if missing else ""
         table.add_row(job.id[:12], job.evaluation, Text(job.state + waits, style=_style(job)), units, created)
     print_table(table)
 

@@ -41,6 +41,11 @@ class ActiveJob:
         self._planned = planned
         self.plan, self.keys, self.digest = planned.plan, planned.keys, planned.digest
 
+    def place(self, position: int) -> str:
+        """A unit in words: its method, its length and its document or sample."""
+        unit = self.plan.units[position]
+        return f"{unit.subject.label}, length {unit.length}, {unit.name}"
+
     def extend(self, outcomes: Sequence[Outcome]) -> bool:
         """Add the plan's next stage; false after the last one."""
         extended = self._planned.extended(outcomes)

@@ -185,11 +185,11 @@ class Execution:
             job.failures[position] += 1
             log.warning("unit_failed", job=job.id, error=str(error), failures=job.failures[position])
             if job.failures[position] > MOST_RETRIES:
-                await self._fail(job.number, job.id, error)
+                await self._fail(job.number, job.id, error, job.place(position))
             else:
                 await self._later(job, claimed, served)
         except Exception as error:
-            await self._fail(job.number, job.id, error)
+            await self._fail(job.number, job.id, error, job.place(position))
         finally:
             self._forget_progress(job, position)
 
@@ -267,13 +267,14 @@ class Execution:
         self._jobs.changed.fire()
         log.info("job_done", job=job.id)
 
-    async def _fail(self, number: int, job_id: str, error: Exception) -> None:
-        """End a job with ``error``, in the words and with the code that a route would answer."""
+    async def _fail(self, number: int, job_id: str, error: Exception, place: str = "") -> None:
+        """End a job with ``error``, in the words and with the code that a route would answer. ``place``: its unit."""
         told = self._as_api_error(error)
         unexpected = error if told.status == 500 else None
-        log.warning("job_failed", job=job_id, code=told.code, error=told.message, exc_info=unexpected)
+        message = f"{place}: {told.message}" if place else told.message
+        log.warning("job_failed", job=job_id, code=told.code, error=message, exc_info=unexpected)
         # PostgreSQL takes no NUL, and the message may quote what was sent.
-        await self._store_call(self._queue.fail, number, told.code or "error", told.message.replace("\0", ""))
+        await self._store_call(self._queue.fail, number, told.code or "error", message.replace("\0", ""))
         if job := self._jobs.active.get(number):
             self._jobs.drop(job)
         self._jobs.forget(number)

@@ -49,20 +49,33 @@ class JobInfo(BaseModel):
         default_factory=list,
         description="Those of a queued job that the answering server does not serve: it waits for one that does.",
     )
+    stalled: str | None = Field(
+        None, description="The reason that an unfinished job waits for the database, at the answering server."
+    )
     state: JobState
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
     units_total: int
     units_done: int = 0
-    units_reused: int = Field(0, description="Units whose outcome was in the store already.")
+    units_reused: int = Field(
+        0, description="Units whose outcome was in the store already: of another job, or of an equal unit of this one."
+    )
     tokens_total: int
     tokens_done: int = 0
     seconds: float = 0.0
     seconds_left: float | None = Field(None, description="Absent until tokens were read, and after the end.")
     error: JobError | None = None
     request: dict[str, Any] = Field(description="The body; empty in listings when it is long.")
-    links: dict[str, str] = Field(default_factory=dict)
+    links: dict[str, str] = Field(
+        default_factory=dict, description="Of a job that has ended: the files that it has, as they are now."
+    )
+    has_result: bool = Field(False, exclude=True)  # in the database; clients see it as links
+
+    @property
+    def may_have_partial(self) -> bool:
+        """True if it ended early, with finished units and without a stored result."""
+        return self.state in ENDED_EARLY and self.units_done > 0 and not self.has_result
 
 
 def units_table(units: Sequence[UnitDone]) -> str:

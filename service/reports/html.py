@@ -121,7 +121,7 @@ def facts_of(result: EvaluationResult, job: JobInfo | None = None) -> list[tuple
         facts += [
             ("job", job.id),
             ("started", str(job.started_at or job.created_at)),
-            ("units", f"{job.units_done:,}, of which {job.units_reused:,} were known already"),
+            ("units", f"{job.units_done:,}, of which {job.units_reused:,} were not measured again"),
             ("measured in", f"{job.seconds:,.1f} s" if job.units_reused < job.units_done else REUSED),
         ]
     return [(name, value) for name, value in facts if value]

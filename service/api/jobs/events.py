@@ -15,7 +15,7 @@ from service import context
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.jobs.feed import JobFeed
-from service.api.jobs.lookup import job_info, linked, runner_of
+from service.api.jobs.lookup import job_info, linked, runner_of, stored_job
 from service.api.store import STORE_S
 from service.errors import bad_request, shutting_down
 from service.jobs.records import UNFINISHED, JobInfo, UnitDone
@@ -30,8 +30,8 @@ LOOK_AGAIN_S = 2.0
 @router.get("/{job_id}/events", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
 async def events(job_id: str, request: Request) -> Any:
     """Server-sent events until the job has ended: ``unit`` for every finished unit, numbered, from the one after
-    ``Last-Event-ID``; ``progress`` when tokens were read; at the end ``job``."""
-    await job_info(job_id, request, with_request=False)
+    ``Last-Event-ID``; ``progress`` when tokens were read or the database stalls it; at the end ``job``."""
+    await stored_job(job_id, request)
     last = request.headers.get("last-event-id", "0")
     if not re.fullmatch(r"[0-9]{1,18}", last):
         raise bad_request("Last-Event-ID: the number of a unit event", "Last-Event-ID")
@@ -48,7 +48,7 @@ async def events(job_id: str, request: Request) -> Any:
 async def _follow(job_id: str, after: int, request: Request, emit: Emit) -> None:
     runner, traffic, tenant = runner_of(request), request.app.state.traffic, context.current().tenant
     feed: JobFeed = request.app.state.feed
-    told = -1
+    told: tuple[int, str | None] = -1, None
     while True:
         further = runner.next_change()
         news = await feed.news(tenant, job_id)
@@ -58,9 +58,9 @@ async def _follow(job_id: str, after: int, request: Request, emit: Emit) -> None
         if news.info.state not in UNFINISHED:
             emit((await job_info(job_id, request)).model_dump_json(), "job")
             return
-        if news.info.tokens_done != told:
+        if (further_on := (news.info.tokens_done, news.info.stalled)) != told:
             emit(news.info_json, "progress")
-            told = news.info.tokens_done
+            told = further_on
         if traffic.draining:
             raise shutting_down("the job goes on when it is back")
         await within(further, LOOK_AGAIN_S)

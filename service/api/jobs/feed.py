@@ -19,7 +19,8 @@ PER_FOLLOWER_S = 0.0025
 
 @dataclass
 class News:
-    """The state of a job and its finished units, as JSON. A change of ``info.tokens_done`` is progress."""
+    """The state of a job and its finished units, as JSON. A change of ``info.tokens_done`` or ``info.stalled`` is
+    progress."""
 
     info: JobInfo
     info_json: str

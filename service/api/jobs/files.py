@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -12,15 +11,14 @@ from service import context
 from service.api.encodings.figures import ResultFigures
 from service.api.files import Standalone, json_response, result_file, unpacked_response
 from service.api.http.routing import Route
-from service.api.jobs.lookup import job_info
+from service.api.jobs import partial
+from service.api.jobs.lookup import job_info, stored_job
 from service.api.responses import UnitList
 from service.api.store import store_of, stored
 from service.errors import ApiError
 from service.evaluation.catalogue import any_result
-from service.jobs import early
 from service.jobs.records import JobInfo, UnitDone, units_table
-from service.jobs.storage import outcomes
-from service.jobs.storage.results import Packed, pack
+from service.jobs.storage.results import Packed
 from service.reports.rendered import PAGE, PageOptions
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=Route)
@@ -41,7 +39,7 @@ async def units_csv(job_id: str, request: Request) -> Response:
 
 
 async def _units(job_id: str, request: Request) -> list[UnitDone]:
-    await job_info(job_id, request, with_request=False)
+    await stored_job(job_id, request)
     return await stored(request, store_of(request).done_units, job_id)
 
 
@@ -76,7 +74,7 @@ async def plot_png(job_id: str, request: Request) -> Response:
 @router.get("/{job_id}/figures.json", response_model=ResultFigures)
 async def figures_json(job_id: str, request: Request) -> Response:
     """The answer in sentences and every picture as a Plotly figure. A running job has those of its complete methods."""
-    return await _file("figures", job_id, request, packed=await _so_far(job_id, request))
+    return await _file("figures", job_id, request, packed=await partial.of_running(job_id, request))
 
 
 @router.get("/{job_id}/report.html", response_class=Response, responses={200: {"content": {"text/html": {}}}})
@@ -100,7 +98,7 @@ async def _file(
     packed: Packed | None = None,
 ) -> Response:
     packed = packed or await _result(job_id, request)
-    job = info or await job_info(job_id, request, with_request=False)
+    job = info or await stored_job(job_id, request)
     version = f"{job_id} {job.state} {job.units_done}"  # what is partial may become whole
     return await result_file(form, version, packed, request, info, options)
 
@@ -110,37 +108,13 @@ async def _result(job_id: str, request: Request) -> Packed:
     ApiError: 409 while the job has no result.
     """
     found = await stored(request, store_of(request).result, context.current().tenant, job_id)
-    found = found or await _partial(job_id, request)
     if found is None:
-        info = await job_info(job_id, request, with_request=False)
+        info = await stored_job(job_id, request)
+        if info.has_result:  # since a moment ago
+            return await _result(job_id, request)
+        found = await partial.of_ended(info, request)
+    if found is None:
         why = f": {info.error.message}" if info.error else ""
         units = f"; its {info.units_done} finished units are in units.json and units.csv" if info.units_done else ""
         raise ApiError(409, f"the job has no result, it is {info.state}{why}{units}", code=f"job_{info.state}")
     return found
-
-
-async def _partial(job_id: str, request: Request) -> Packed | None:
-    """The partial result of a job that ended early, made once and stored; None where there is none."""
-    database = store_of(request).database
-    job = await stored(request, early.read, database, context.current().tenant, job_id)
-    packed = None if job is None else await _packed(job, request)
-    if job is not None and packed is not None:
-        await stored(request, early.put, database, job, packed)
-    return packed
-
-
-async def _so_far(job_id: str, request: Request) -> Packed | None:
-    """The result of the methods of a running job that are complete."""
-    job = await stored(request, early.read, store_of(request).database, context.current().tenant, job_id, ("running",))
-    return None if job is None else await _packed(job, request)
-
-
-async def _packed(job: early.EndedEarly, request: Request) -> Packed | None:
-    """The partial result of a job; None where no method is complete."""
-    state = request.app.state
-    outcome = partial(outcomes.read, store_of(request).database)
-    result = await state.workers.run(early.partial_result, job, state.models, state.settings, outcome)
-    if result is None:
-        return None
-    packed: Packed = await state.workers.run(pack, result)
-    return packed

@@ -11,7 +11,7 @@ from service import context
 from service.api.encodings.auto import with_methods
 from service.api.http.routing import DocumentsRoute
 from service.api.jobs import events, files
-from service.api.jobs.lookup import job_info, linked, runner_of
+from service.api.jobs.lookup import job_info, linked, runner_of, stored_job, with_files
 from service.api.jobs.submission import IdempotencyKey, accepted, room_for_a_job, submit
 from service.api.quotas import admit
 from service.api.responses import JobList, PlanInfo
@@ -59,7 +59,7 @@ async def jobs(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before: Annotated[str | None, Query(description="Only jobs older than this one.")] = None,
 ) -> JobList:
-    """The jobs of this API key."""
+    """The jobs of this API key. Links of one that ended early name a partial result from the first look at it on."""
     found = await stored(
         request, store_of(request).list, context.current().tenant, state=state, limit=limit, before=before
     )
@@ -85,14 +85,14 @@ async def delete(
         return Response(status_code=204)
     ended = await stored(request, store.cancel, tenant, job_id)
     runner_of(request).notify()
-    return linked(ended, request.app)
+    return await with_files(ended, request)
 
 
 @router.post("/{job_id}/resume", status_code=202, response_model=JobInfo)
 async def resume(job_id: str, request: Request) -> Any:
     """Resume a job that was cancelled or failed: finished units stay, the rest is queued again. A queued or running
     job stays as it is, a done one is a 409."""
-    info = await job_info(job_id, request, with_request=False)
+    info = await stored_job(job_id, request)
     if info.state in ENDED_EARLY:
         rate = await room_for_a_job(request)
         await rate.charge(info.tokens_total - info.tokens_done)

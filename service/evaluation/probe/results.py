@@ -160,12 +160,13 @@ class ProbeResult(EvaluationResult):
             yield self._row(method, "nll", context.nll_mean, **where)
 
     def _row(self, method: ProbeMethod, measure: Measure, value: float, **others: float | None) -> Row:
-        columns = ("layer", "head", "length", "start", "stop", "value", "interval_low", "interval_high")
+        columns = ("measure", "layer", "head", "start", "stop", "value", "interval_low", "interval_high")
         return {
             "method": method.label,
             "model": method.model,
-            "measure": measure,
+            "length": None,
             **dict.fromkeys(columns),
+            "measure": measure,
             **others,
             "value": value,
             "trained_length": self.trained_length,

@@ -66,7 +66,8 @@ class StoreCalls:
 class PatientCalls:
     """Calls of the store that are never abandoned once begun, and wait for a database out of reach.
 
-    A call that succeeds says nothing of the others: a full disk refuses writes only.
+    A call that succeeds says nothing of the others: a full disk refuses writes only. The log has the beginning and the
+    end of such a time.
     """
 
     def __init__(self, calls: StoreCalls) -> None:
@@ -91,13 +92,16 @@ class PatientCalls:
                 try:
                     return await asyncio.shield(call)
                 except StoreOutOfReach as error:
+                    if not self.out_of_reach:
+                        log.warning("jobs_out_of_reach", error=str(error))
                     self._retried += not retried
                     retried = True
-                    log.warning("jobs_out_of_reach", error=str(error))
                     await asyncio.sleep(wait_s)
                     wait_s = min(2 * wait_s, LONGEST_RETRY_S)
         finally:
             self._retried -= retried
+            if retried and not self.out_of_reach:
+                log.info("jobs_within_reach")
 
     async def settle(self, timeout_s: float) -> None:
         """Wait for calls whose callers have gone, for ``timeout_s`` seconds at most."""

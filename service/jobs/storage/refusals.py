@@ -18,6 +18,13 @@ class UnknownJob(LookupError):
         super().__init__(f"no such job: {job_id}{hint(job_id)}")
 
 
+class UnknownCursor(LookupError):
+    """The tenant has no such job to list others before."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"before: no such job: {job_id}{hint(job_id)}; forgotten jobs have no place in the list")
+
+
 class JobUnfinished(RuntimeError):
     """The job is queued or running: cancel it first."""
 

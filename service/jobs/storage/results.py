@@ -9,7 +9,7 @@ import gzip
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, exists, select
 from sqlalchemy.orm import Session
 
 from service.evaluation.results import EvaluationResult
@@ -45,6 +45,11 @@ def get(session: Session, tenant: str, result_id: str) -> Packed | None:
     query = select(StoredResult.evaluation, StoredResult.data)
     found = session.execute(query.where(StoredResult.id == result_id, StoredResult.tenant == tenant)).one_or_none()
     return None if found is None else Packed(*found)
+
+
+def is_kept(session: Session, job: int) -> bool:
+    """True if the job has a result."""
+    return bool(session.scalar(select(exists().where(StoredResult.job == job))))
 
 
 def prune(session: Session, tenant: str, most: int, most_bytes: int) -> None:

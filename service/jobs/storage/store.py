@@ -22,7 +22,7 @@ from service.jobs.records import ENDED_EARLY, UNFINISHED, AtWork, JobInfo, JobSt
 from service.jobs.storage import policies, results, units
 from service.jobs.storage.numbers import give_number
 from service.jobs.storage.owner import Owner
-from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownJob
+from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownCursor, UnknownJob
 from service.jobs.storage.results import Packed
 from service.policy.policy import Policy
 
@@ -128,7 +128,7 @@ class JobStore:
         """Newest first, those older than the job ``before``.
 
         Raises:
-            UnknownJob: when there is no job ``before``.
+            UnknownCursor: when there is no job ``before``.
         """
         request = Job.__table__.c.request
         short = case((func.length(request) <= LISTED_REQUEST, request))
@@ -138,7 +138,7 @@ class JobStore:
         in_flight = dict(self.in_flight)
         with self.database.reading() as session:
             if before is not None:
-                query = query.where(Job.number < _job(session, tenant, before).number)
+                query = query.where(Job.number < _job(session, tenant, before, missing=UnknownCursor).number)
             return [self._info(session, job, asked or {}, in_flight) for job, asked in session.execute(query)]
 
     def unfinished(self, tenant: str | None = None) -> int:
@@ -279,6 +279,8 @@ class JobStore:
         left = seconds / measured * (job.tokens_total - done) if unfinished and measured else None
         values = {name: getattr(job, name) for name in SHOWN}
         values |= {"models": json.loads(job.models), "tokens_done": done, "request": request}
+        ended_early = job.state in ENDED_EARLY and job.units_done > 0
+        values["has_result"] = job.state == "done" or (ended_early and results.is_kept(session, job.number))
         return JobInfo.model_validate(values | {"seconds": seconds, "seconds_left": left})
 
 
@@ -287,13 +289,15 @@ def models_text(models: Iterable[str]) -> str:
     return json.dumps(sorted(set(models)))
 
 
-def _job(session: Session, tenant: str, job_id: str, *, for_update: bool = False) -> Job:
+def _job(
+    session: Session, tenant: str, job_id: str, *, for_update: bool = False, missing: type[LookupError] = UnknownJob
+) -> Job:
     if not ID.fullmatch(job_id):  # PostgreSQL fails at NUL characters
-        raise UnknownJob(job_id)
+        raise missing(job_id)
     query = select(Job).where(Job.id == job_id, Job.tenant == tenant)
     if for_update:
         query = query.with_for_update()  # SQLite's writers are alone anyway
     job = session.scalars(query).one_or_none()
     if job is None:
-        raise UnknownJob(job_id)
+        raise missing(job_id)
     return job

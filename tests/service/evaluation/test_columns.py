@@ -32,6 +32,7 @@ def test_tables_of_one_evaluation_have_one_schema(evaluation: str) -> None:
     tables = [whole.to_arrow(), empty.to_arrow()]
     assert pyarrow.null() not in tables[1].schema.types
     assert pyarrow.concat_tables(tables).num_rows == len(whole.rows()) + len(empty.rows())
+    assert tables[0].schema.names[:3] == ["method", "model", "length"]
 
 
 @pytest.mark.parametrize("evaluation", EVERY)

@@ -167,7 +167,7 @@ class TestContents:
         assert json.loads(html.unescape(shown[1])) == body
         asked = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text))
         assert asked["job"] == "f" * 32
-        assert asked["units"] == "8, of which 3 were known already"
+        assert asked["units"] == "8, of which 3 were not measured again"
         assert asked["measured in"] == "12.5 s"
 
     def test_a_job_that_measured_nothing_says_so(self) -> None:

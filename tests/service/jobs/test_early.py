@@ -13,6 +13,7 @@ import pytest
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.cost import Cost
 from service.evaluation.unit import Plan
+from service.jobs import early
 from service.jobs.early import lacking
 from service.jobs.planning import body_of
 from service.jobs.storage.queue import Recorded
@@ -79,6 +80,7 @@ def test_the_methods_that_are_complete_are_the_result(client: httpx.Client) -> N
     job_id = cancelled(client, units=1)
     told = job(client, job_id)
     assert {"results.json", "units.csv"} <= told["links"].keys()
+    assert [client.get(link).status_code for link in told["links"].values()] == [200] * 9
     result = result_of(client, job_id)
     finished = told["units_done"]
     assert result["partial"]["units_done"] == finished < result["partial"]["units_total"] == 3
@@ -107,13 +109,21 @@ def test_the_finished_units_are_a_table_in_any_state(client: httpx.Client) -> No
     assert client.get("/jobs/nonsense/units.json").status_code == 404
 
 
-def test_a_job_without_a_complete_method_points_to_its_units(client: httpx.Client) -> None:
+def test_a_job_without_a_complete_method_points_to_its_units(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, read = list[str](), early.read
+    monkeypatch.setattr(early, "read", lambda *args: looks.append(args[2]) or read(*args))
     several = {"methods": LONG["methods"][:1], "input": [TEXT[n : n + 6000] for n in range(3)]}
     job_id = cancelled(client, units=1, **several)
+    links = job(client, job_id)["links"]
+    assert links.keys() == {"events", "units.json", "units.csv"}, "no file that is refused"
+    assert job(client, job_id)["links"] == links
     answer = client.get(f"/jobs/{job_id}/results.json")
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "job_cancelled")
     assert "finished units are in units.json" in answer.json()["error"]["message"]
     assert len(client.get(f"/jobs/{job_id}/units.json").json()["units"]) == job(client, job_id)["units_done"]
+    assert looks == [job_id], "the decision is made once"
 
 
 def test_a_cancelled_job_goes_on_where_it_was(client: httpx.Client) -> None:

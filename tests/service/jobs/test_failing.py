@@ -63,6 +63,7 @@ async def test_units_that_fail(
         (unharmed,) = await bench.ended(other, tenant="berta")
     assert (job.state, unharmed.state, left) == (state, "done", [0])
     assert (job.error.code if job.error else None) == code
+    assert job.error is None or job.error.message.startswith("linear(factor=2), length 64, "), job.error
     assert bench.models.default.engine.patch.slots.in_use() == 0
     if state == "done":
         assert set(Counter(unit.number for unit in bench.store.done_units(job_id)).values()) == {1}

@@ -16,6 +16,7 @@ from threading import Event
 import httpx
 import pytest
 from fastapi import FastAPI
+from structlog.testing import CapturingLogger
 
 from service.api import store
 from service.jobs.database import calls, opening
@@ -99,6 +100,19 @@ def test_jobs_are_refused_and_generation_goes_on(
         assert ended(client, submitted(client, reuse=False)["id"])["state"] == "done"
 
 
+def test_a_job_says_that_it_waits_for_the_database_and_goes_on(served: tuple[str, FastAPI, Path]) -> None:
+    url, _, path = served
+    with httpx.Client(base_url=url, timeout=60) as client:
+        assert client.get("/health/ready").json()["jobs"] == "ok"
+        job = submitted(client, reuse=False, methods=[{"method": "yarn", "factor": 1 + n / 8} for n in range(16)])
+        with locked(path):  # reads go on, as on a full disk
+            wait_for(lambda: client.get(f"/jobs/{job['id']}").json()["stalled"], 60)
+            assert client.get("/health/ready").json()["jobs"] == "out_of_reach"
+        after = ended(client, job["id"])
+        assert (after["state"], after["stalled"]) == ("done", None)
+        assert client.get("/health/ready").json()["jobs"] == "ok"
+
+
 def test_a_result_is_delivered_where_it_cannot_be_kept(served: tuple[str, FastAPI, Path]) -> None:
     url, _, path = served
     body = {name: value for name, value in BODY.items() if name != "evaluation"}
@@ -152,6 +166,7 @@ def test_sigterm_does_not_wait_for_a_frozen_database(checkpoints: Path, postgres
 async def test_a_database_out_of_reach_is_asked_more_and_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "RETRY_S", 0.02)
     monkeypatch.setattr(calls, "LONGEST_RETRY_S", 0.06)
+    monkeypatch.setattr(calls, "log", log := CapturingLogger())
     pool, asked, seen = StoreCalls(), list[float](), list[bool]()
     patient = PatientCalls(pool)
 
@@ -168,6 +183,7 @@ async def test_a_database_out_of_reach_is_asked_more_and_more_rarely(monkeypatch
     assert all(wait > least for wait, least in zip(waits, (0.02, 0.04, 0.06, 0.06), strict=True))
     assert sum(waits) < 1
     assert seen == [False, True, True, True, True]
+    assert [call.args for call in log.calls] == [("jobs_out_of_reach",), ("jobs_within_reach",)]
     assert not patient.out_of_reach
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import delete, event, insert, select, text
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.jobs.database.tables import Job
-from service.jobs.storage.refusals import IdempotencyMismatch, JobUnfinished, UnknownJob
+from service.jobs.storage.refusals import IdempotencyMismatch, JobUnfinished, UnknownCursor, UnknownJob
 from service.jobs.storage.store import JobStore
 from service.policy.policy import Policy
 from tests.service.jobs.adding import add, queue_of
@@ -108,7 +108,7 @@ class TestTenants:
         assert [job.id for job in store.list("anna", limit=2, before=page[-1].id)] == [ids[2], ids[1]]
         assert [job.id for job in store.list("anna", state="cancelled")] == [ids[1]]
         assert [store.unfinished(tenant) for tenant in ("anna", "berta", None)] == [4, 0, 4]
-        with pytest.raises(UnknownJob):
+        with pytest.raises(UnknownCursor, match="before: no such job: nothing"):
             store.list("anna", before="nothing")
 
     def test_listing_leaves_out_long_requests(self, store: JobStore) -> None:

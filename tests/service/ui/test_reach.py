@@ -66,11 +66,17 @@ def test_a_sweep_outlives_a_reload_and_ends_with_a_verdict(demo: tuple[str, Fast
     expect(page.get_by_role("region", name="Recall of passkeys").locator(".main-svg").first).to_be_visible()
     other = visits.open(page.url)
     expect(other.locator(".job[data-state=done]")).to_have_count(3)
-    csv = page.get_by_role("region", name="Perplexity").get_by_role("link", name="CSV")
+    csv = page.get_by_role("region", name="Perplexity").get_by_role("link", name="CSV", exact=True)
     assert httpx.get(csv.evaluate("link => link.href")).text.startswith("method,")
     with page.expect_download() as download:
         csv.click()
     assert re.fullmatch(r"perplexity-\w{8}-results\.csv", download.value.suggested_filename)
+    links = page.get_by_role("region", name="Perplexity").get_by_role("link")
+    assert links.all_inner_texts() == ["CSV", "JSON", "Parquet", "PNG", "Report, HTML", "Units, CSV"]
+    error = {"error": {"message": "no such file", "param": None, "code": None}}
+    page.route("**/results.csv", lambda route: route.fulfill(status=409, json=error))
+    csv.click()
+    expect(page.get_by_role("region", name="Perplexity").get_by_role("alert")).to_contain_text("no such file")
 
 
 def test_a_job_is_cancelled_and_resumed(demo: tuple[str, FastAPI], visits: Visits) -> None:
@@ -158,6 +164,29 @@ def test_jobs_before_a_refusal_are_kept_and_a_correction_removes_it(demo: tuple[
     expect(page.locator(".job")).to_have_count(1)
     page.get_by_label("Encodings").fill("default")
     expect(page.get_by_label("Encodings")).to_have_accessible_description("Short forms with spaces between them")
+    forget(url)
+
+
+def test_a_reload_while_jobs_start_finds_each_once(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = demo
+    forget(url)
+    page = visits.open(url)
+    prepared(page, 384)
+    made: list[str] = []
+
+    def unanswered(route: playwright.Route) -> None:
+        """The server makes the job, and the page is gone before the answer."""
+        made.append(route.fetch().json()["id"])
+
+    page.route(f"{url}/jobs", unanswered, times=1)
+    page.get_by_role("button", name="Measure").click()
+    wait_for(lambda: page.evaluate("1") and made)
+    page.reload()
+    expect(page.locator(".job")).to_have_count(3)
+    jobs = httpx.get(f"{url}/jobs").json()["jobs"]
+    assert len(jobs) == 3
+    assert jobs[-1]["id"] == made[0]
+    assert page.evaluate("sessionStorage.getItem('ropeway.starting')") is None, "the next start has another key"
     forget(url)
 
 

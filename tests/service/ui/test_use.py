@@ -91,7 +91,7 @@ def test_jobs_are_listed_opened_cancelled_and_forgotten(tiny: tuple[str, FastAPI
     expect(row).to_contain_text("2 of 2")
     for text, suffix in (("CSV", "csv"), ("Parquet", "parquet"), ("PNG", "png"), ("Report, HTML", "html")):
         with page.expect_download() as download:
-            job.get_by_role("link", name=text).click()
+            job.get_by_role("link", name=text, exact=True).click()
         path = download.value.path()
         assert path.stat().st_size > 100, suffix
         assert download.value.suggested_filename.endswith(f".{suffix}")
@@ -156,7 +156,7 @@ def test_older_jobs_are_renewed_and_forgotten(tiny: tuple[str, FastAPI], visits:
     page.keyboard.press("Enter")
     job = page.get_by_role("region", name="Job 00000004: passkey")
     page.evaluate("sessionStorage.setItem('ropeway.key', 'any')")
-    job.get_by_role("link", name="CSV").click()
+    job.get_by_role("link", name="CSV", exact=True).click()
     expect(job.get_by_role("alert")).to_contain_text("The server answered 500")
 
 

@@ -38,7 +38,7 @@ export function address(path: string): string {
   return new URL(path.replace(/^\//, ""), SERVER).href;
 }
 
-type Options = { body?: unknown; method?: string; signal?: AbortSignal; headers?: Record<string, string> };
+export type Options = { body?: unknown; method?: string; signal?: AbortSignal; headers?: Record<string, string> };
 
 /** The answer to a request. Raises ApiError for any refusal, and DOMException "AbortError" if `signal` aborts. */
 export async function request(path: string, { body, method, signal, headers }: Options = {}): Promise<Response> {

@@ -32,7 +32,7 @@ function inAddress(tab: string, ...before: (Settings | null)[]): Settings | null
   return found;
 }
 
-function digest(text: string): string {
+export function digest(text: string): string {
   let hash = 0;
   for (let index = 0; index < text.length; index++) hash = (Math.imul(hash, 31) + text.charCodeAt(index)) | 0;
   return `${text.length}.${(hash >>> 0).toString(36)}`;

@@ -1,15 +1,17 @@
 // One job: how far it is, its answer in sentences, its figures so far, its files.
 import { useState } from "preact/hooks";
-import { access, address, type ApiError, asApiError, json, request } from "../api";
+import { address, type ApiError, asApiError, json, request } from "../api";
 import { count, Problem, seconds } from "../controls";
 import { Figures } from "../figures";
 import { isUnfinished, type Job, type Result, useJob, useResult } from "./follow";
 
 const FILES: [link: string, name: string, text: string][] = [
   ["results.csv", "results.csv", "CSV"],
+  ["results.json", "results.json", "JSON"],
   ["results.parquet", "results.parquet", "Parquet"],
   ["plot.png", "plot.png", "PNG"],
   ["report.html", "report.html?standalone=true", "Report, HTML"],
+  ["units.csv", "units.csv", "Units, CSV"],
 ];
 
 type Props = {
@@ -61,6 +63,7 @@ export function JobView({ id, title: given, only, changed, looks = 0, detached =
         {!detached && job && <Actions job={job} act={act} failed={setFailure} />}
       </div>
       {!detached && job?.error && <p class="error">{job.error.message}</p>}
+      {!detached && job?.stalled && <p class="error">{job.stalled}</p>}
       {!detached && job && job.not_served.length > 0 && <p class="error">It waits for a server of {job.not_served.join(", ")}.</p>}
       {!detached && result && <Answer result={result} only={only} />}
     </section>
@@ -98,7 +101,7 @@ function Answer({ result, only }: { result: Result; only: string | undefined }) 
 export function Bar({ job }: { job: Job }) {
   const left = job.seconds_left === null || !isUnfinished(job) ? "" : ` · about ${seconds(job.seconds_left)} left`;
   const spent = job.seconds ? ` · ${seconds(job.seconds)} of measuring` : "";
-  const reused = job.units_reused ? ` · ${count(job.units_reused)} known from before` : "";
+  const reused = job.units_reused ? ` · ${count(job.units_reused)} not measured again` : "";
   return (
     <div class="progress">
       <progress max={job.tokens_total || 1} value={job.state === "done" ? job.tokens_total || 1 : job.tokens_done} aria-label={`Progress of ${job.evaluation}`} />
@@ -109,10 +112,9 @@ export function Bar({ job }: { job: Job }) {
   );
 }
 
-/** A plain link, or with an API key a request that carries it. */
+/** A link that is fetched: the request carries the API key, and a refusal is shown. */
 function Download({ path, file, text, failed }: { path: string; file: string; text: string; failed: Failed }) {
   const fetched = async (event: Event) => {
-    if (!access.key) return;
     event.preventDefault();
     let blob: Blob;
     try {

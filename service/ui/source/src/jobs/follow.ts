@@ -8,6 +8,7 @@ export type Job = {
   evaluation: string;
   model: string | null;
   not_served: string[];
+  stalled: string | null;
   state: "queued" | "running" | "done" | "failed" | "cancelled";
   created_at: string;
   units_total: number;

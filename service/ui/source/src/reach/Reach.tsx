@@ -7,6 +7,7 @@ import { JobView } from "../jobs/JobView";
 import type { Method, Model } from "../types";
 import { useSettings } from "../view";
 import { answered, bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, timed, TITLES } from "./bodies";
+import { forgetKey, isPending, keyOf } from "./pending";
 
 export const TAB = "reach";
 const OWN = "own";
@@ -42,7 +43,7 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
   const targetError = problem ?? errors?.get("lengths") ?? errors?.get("length");
   /** A refused field would be refused again, after the jobs before it have begun. */
   const isWrong = problem !== undefined || (!failure && errors !== null && [...errors.keys()].some(Boolean));
-  const retry = shown && (shown.status === 0 || shown.status >= 500) ? (failure ? start : again) : undefined;
+  const retry = shown && isWithoutAnswer(shown) ? (failure ? start : again) : undefined;
 
   return (
     <div class="reach">
@@ -102,11 +103,19 @@ async function textOf(file: File): Promise<{ text: string; problem?: string }> {
   }
 }
 
+/** True where the same request may succeed: the server is away or fails. */
+function isWithoutAnswer({ status }: ApiError): boolean {
+  return status === 0 || status >= 500;
+}
+
 function Starting({ number, of }: { number: number; of: number }) {
   return <span class="hint" role="status">Starting job {number} of {of}</span>;
 }
 
-/** Starts the jobs one after the other: `started` gets all so far each time. A refusal is forgotten when the bodies change. */
+/**
+ * Starts the jobs one after the other: `started` gets all so far each time. A refusal is forgotten when the bodies change.
+ * A start that a reload or a lost connection broke off goes on by its key, and no job is made twice.
+ */
 function useStart(wanted: Body[], started: (jobs: string[]) => void) {
   const [failure, setFailure] = useState<ApiError | null>(null);
   const [starting, setStarting] = useState(0);
@@ -114,17 +123,23 @@ function useStart(wanted: Body[], started: (jobs: string[]) => void) {
   const start = async () => {
     setFailure(null);
     const jobs: string[] = [];
+    const key = keyOf(wanted);
     try {
       for (const body of wanted) {
         setStarting(jobs.length + 1);
-        jobs.push(`${body.evaluation}:${(await answered<{ id: string }>("jobs", body)).id}`);
+        const headers = { "Idempotency-Key": `${key}-${body.evaluation}` };
+        jobs.push(`${body.evaluation}:${(await answered<{ id: string }>("jobs", body, { headers })).id}`);
         started([...jobs]);
       }
-    } catch (refused) {
-      setFailure(asApiError(refused));
+      forgetKey();
+    } catch (failure) {
+      const refused = asApiError(failure);
+      if (!isWithoutAnswer(refused)) forgetKey();
+      setFailure(refused);
     }
     setStarting(0);
   };
+  useEffect(() => void (isPending(wanted) && start()), []);
   return { failure, starting, start };
 }
 

@@ -1,5 +1,5 @@
 // The jobs behind the question how far a model reads, their size, and how long they will take.
-import { ApiError, json } from "../api";
+import { ApiError, json, type Options } from "../api";
 import { count } from "../controls";
 import type { Job } from "../jobs/follow";
 import type { Model } from "../types";
@@ -54,13 +54,13 @@ function doubling(trained: number, target: number): number[] {
 export type Size = { units: number; tokens: number };
 
 export function sizeOf(body: Body, signal: AbortSignal): Promise<Size> {
-  return answered<Size>("jobs/plan", body, signal);
+  return answered<Size>("jobs/plan", body, { signal });
 }
 
 /** The answer to `body`. A refusal has the encodings themselves instead of their places in the list. */
-export async function answered<T>(path: string, body: Body, signal?: AbortSignal): Promise<T> {
+export async function answered<T>(path: string, body: Body, options: Options = {}): Promise<T> {
   try {
-    return await json<T>(path, { body, ...(signal && { signal }) });
+    return await json<T>(path, { ...options, body });
   } catch (failure) {
     if (!(failure instanceof ApiError)) throw failure;
     const methods = body.methods as string[];
