@@ -169,5 +169,5 @@ def pictures(evaluation: str) -> list[Picture]:
 
 @cache
 def report(evaluation: str) -> str:
-    """That of the example, made once, with a body."""
+    """The page of the example with a body, made once."""
     return report_of(EVERY[evaluation](), body={"input": "text"})
