@@ -28,7 +28,7 @@ from benchmarks.replicas.simulation.workload import Request, Workload
 from benchmarks.replicas.simulation_times import SETTINGS, generate, measured, tokens
 from benchmarks.servers.load import Served, server
 from benchmarks.timing import Report
-from service.scale.ring import Ring
+from service.scale.proxy.ring import Ring
 
 REPLICAS = 2
 WORKLOAD = Workload(prefixes=24, prefix_tokens=512, own_tokens=32, new_tokens=32)

@@ -10,7 +10,7 @@ from service.settings import Settings
 NAME = "ropeway"
 """Name of the Serve application and of its one deployment."""
 
-ROUTER = "service.scale.router:AffinityRouter"
+ROUTER = "service.scale.proxy.router:AffinityRouter"
 
 QUIET = {"enable_access_log": False, "log_level": "WARNING"}
 """Serve's own log: the service logs each request itself."""

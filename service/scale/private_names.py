@@ -13,7 +13,7 @@ from typing import Any
 TESTED = "2.60"
 """Minor version of Ray whose names these are."""
 
-PROXY_MIDDLEWARE = "service.scale.proxy:middleware"
+PROXY_MIDDLEWARE = "service.scale.proxy.middleware:middleware"
 
 AFFINITY_HEADER = "x-ropeway-affinity"
 """Request header between our middleware in the proxy and the router."""

@@ -14,7 +14,7 @@ from benchmarks.replicas.simulation.replica import Replica, Slowdown
 from benchmarks.replicas.simulation.routing import Policy, Proxy
 from benchmarks.replicas.simulation.times import ServiceTimes
 from benchmarks.replicas.simulation.workload import Request, Workload
-from service.scale.ring import Ring
+from service.scale.proxy.ring import Ring
 
 CONTROL_S = 1.0
 """Seconds between two decisions of the autoscaler."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from service.scale.ring import Ring
+from service.scale.proxy.ring import Ring
 
 Policy = Literal["affinity", "least_of_two", "random"]
 """``affinity`` is the project's ring with bounded loads, ``least_of_two`` Serve's own choice."""

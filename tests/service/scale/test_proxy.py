@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.scale import metrics
-from service.scale.affinity import READ_BYTES, affinity_key
 from service.scale.private_names import AFFINITY_HEADER
-from service.scale.proxy import Front
+from service.scale.proxy import metrics
+from service.scale.proxy.affinity import READ_BYTES, affinity_key
+from service.scale.proxy.middleware import Front
 
 
 def serve_like(status: int | None, *parts: bytes, ours: bool, kind: bytes = b"application/json") -> ASGIApp:

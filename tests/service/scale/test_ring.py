@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from service.scale.ring import SPARE, Ring
+from service.scale.proxy.ring import SPARE, Ring
 
 NAMES = [f"replica-{number}" for number in range(8)]
 KEYS = [f"key-{number}" for number in range(2000)]

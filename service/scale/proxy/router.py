@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from service.scale import metrics, private_names
-from service.scale.ring import Ring
+from service.scale import private_names
+from service.scale.proxy import metrics
+from service.scale.proxy.ring import Ring
 
 Base: Any = private_names.router_class()
 

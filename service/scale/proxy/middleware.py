@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.context import accepted_id
 from service.errors import ApiError, body_of
-from service.scale import metrics
-from service.scale.affinity import READ_BYTES, affinity_key
 from service.scale.private_names import AFFINITY_HEADER
+from service.scale.proxy import metrics
+from service.scale.proxy.affinity import READ_BYTES, affinity_key
 
 OURS = "x-content-type-options"
 """A header of every answer of a replica."""
