@@ -25,10 +25,10 @@ from benchmarks.models import BANDED, ENCODINGS, SHAPE_28M, Subject, llama, nati
 from benchmarks.timing import Report, interleaved
 from patches import Method, Patched, parse, patched
 from service.engine.choice import PAGED, EngineChoice
-from service.engine.cpu import end_openmp_threads
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.engine.request import SamplingParams
+from service.engine.thread.cpu import end_openmp_threads
 from service.models.linear.layers import use_fastest
 
 REQUESTS = 16

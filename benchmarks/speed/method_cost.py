@@ -20,9 +20,9 @@ from benchmarks.speed.generate_speed import concurrent, serving
 from benchmarks.timing import Report, Timings, interleaved
 from benchmarks.typical import Fields, typical
 from patches import METHODS, Method, Patched, encode, parse, patched
-from service.engine.cpu import Wake, generation_thread
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
+from service.engine.thread.cpu import Wake, generation_thread
 from service.models import architecture
 from service.models.linear.layers import use_fastest
 

@@ -21,7 +21,7 @@ from service import context
 from service.api.validation import problems_in, validation_error
 from service.engine.choice import CannotGenerate
 from service.engine.failures import EngineFailed, EngineStopping
-from service.engine.out_of_memory import OutOfMemory
+from service.engine.thread.out_of_memory import OutOfMemory
 from service.errors import (
     CLIENT_CLOSED_REQUEST,
     MAX_CHARS,

@@ -17,11 +17,11 @@ from service import context
 from service.engine.choice import PAGED, CannotGenerate, EngineChoice
 from service.engine.encodings import EncodingsInUse
 from service.engine.generation import Generation
-from service.engine.interleave import Work
 from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
 from service.engine.request import EngineRequest, SamplingParams
-from service.engine.thread import GenerationThread, threadsafe
+from service.engine.thread.generation_thread import GenerationThread, threadsafe
+from service.engine.thread.interleave import Work
 from service.metrics import Metrics
 from service.sharing.admission import Admission, Ticket
 

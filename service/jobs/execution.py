@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from patches import SlotsExhausted
 from service import context
 from service.engine.failures import EngineFailed, EngineStopping
-from service.engine.out_of_memory import OutOfMemory
+from service.engine.thread.out_of_memory import OutOfMemory
 from service.errors import ApiError
 from service.evaluation.unit import Outcome
 from service.jobs.active import ActiveJob, ActiveJobs

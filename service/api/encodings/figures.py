@@ -14,7 +14,7 @@ from patches import KnownFields, Recipe, ResolvedRecipe, examples, label_of, par
 from service.api.encodings.auto import with_ranges
 from service.api.files import RenderedFiles, file_response
 from service.api.http.routing import Route
-from service.engine.cpu import end_openmp_threads
+from service.engine.thread.cpu import end_openmp_threads
 from service.errors import bad_request
 from service.evaluation.results import Partial
 from service.figures.encodings.vectors import vector_norms

@@ -39,13 +39,13 @@ from service.engine.adapter.pages.cache import EncodingCache, sized_by_us
 from service.engine.adapter.pages.windowed import WindowedAllocator
 from service.engine.adapter.runner import OnStep, RequestRunner, recordings
 from service.engine.adapter.scheduler import FairScheduler
-from service.engine.cpu import Wake, generation_thread
 from service.engine.failures import EngineStopping
-from service.engine.fairness import PREFILL_BESIDE_OTHERS, interleave
-from service.engine.interleave import Interleaved
 from service.engine.limits import EngineLimits
-from service.engine.out_of_memory import OutOfMemory, give_back, is_out_of_memory
 from service.engine.request import EngineRequest
+from service.engine.thread.cpu import Wake, generation_thread
+from service.engine.thread.fairness import PREFILL_BESIDE_OTHERS, interleave
+from service.engine.thread.interleave import Interleaved
+from service.engine.thread.out_of_memory import OutOfMemory, give_back, is_out_of_memory
 from service.engine.window import max_cached_len
 from service.sharing.turns import Turns
 

@@ -16,9 +16,9 @@ from patches import DecodeStep, PagedBatch, Patched, Recordings
 from service.engine.adapter.cards.ahead import Ahead, Drawn
 from service.engine.adapter.cards.graphs import DecodeGraphs, GraphUse
 from service.engine.adapter.inputs import SlottedInputs
-from service.engine.out_of_memory import is_out_of_memory
 from service.engine.request import EngineRequest
 from service.engine.sampling import sample, undone_on_error
+from service.engine.thread.out_of_memory import is_out_of_memory
 
 log = structlog.get_logger()
 

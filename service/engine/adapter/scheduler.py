@@ -9,8 +9,8 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 from typing_extensions import override
 
 from service.engine.adapter.pages.cache import EncodingCache
-from service.engine.fairness import candidates
 from service.engine.request import EngineRequest
+from service.engine.thread.fairness import candidates
 from service.sharing.turns import Turns
 
 

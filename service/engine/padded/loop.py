@@ -15,14 +15,14 @@ import torch
 
 from patches import Patched
 from service.engine import THREAD_NAME
-from service.engine.cpu import Wake, generation_thread
 from service.engine.failures import EngineFailed
-from service.engine.fairness import interleave
-from service.engine.interleave import Interleaved
 from service.engine.limits import EngineLimits
 from service.engine.padded.sequence import Output, Sequence
 from service.engine.padded.steps import Steps
 from service.engine.request import EngineRequest
+from service.engine.thread.cpu import Wake, generation_thread
+from service.engine.thread.fairness import interleave
+from service.engine.thread.interleave import Interleaved
 from service.engine.window import max_cached_len
 from service.sharing.turns import Turns
 

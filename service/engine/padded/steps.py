@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 
 from patches import Patched
-from service.engine.fairness import PREFILL_BESIDE_OTHERS, candidates
 from service.engine.limits import EngineLimits
-from service.engine.out_of_memory import OutOfMemory, give_back, is_out_of_memory
 from service.engine.padded.caches import sizes
 from service.engine.padded.forward import BatchForward
 from service.engine.padded.sequence import Sequence, batches
 from service.engine.request import EngineRequest
+from service.engine.thread.fairness import PREFILL_BESIDE_OTHERS, candidates
+from service.engine.thread.out_of_memory import OutOfMemory, give_back, is_out_of_memory
 from service.sharing.turns import Turns
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from patches import patched
-from service.engine import cpu
 from service.engine.choice import PAGED, EngineChoice
-from service.engine.cpu import Wake
+from service.engine.thread import cpu
+from service.engine.thread.cpu import Wake
 from service.sharing import heap
 from tests.models import tiny_model
 from tests.service.engine.padded.test_padded import LIMITS, TOGETHER, finished, prompt, running

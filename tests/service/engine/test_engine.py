@@ -17,14 +17,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from patches import Method, parse, patched
-from service.engine import thread
 from service.engine.choice import PAGED, EngineChoice
 from service.engine.engine import Engine
 from service.engine.failures import EngineFailed, EngineStopping
 from service.engine.generation import Generation
-from service.engine.interleave import Interleaved
 from service.engine.limits import EngineLimits
 from service.engine.request import SamplingParams
+from service.engine.thread import generation_thread
+from service.engine.thread.interleave import Interleaved
 from service.sharing.admission import QueueFull, TooLarge
 from tests.service.serving import wait_for
 
@@ -271,7 +271,7 @@ async def test_outputs_of_cancelled_requests_do_not_stay(checkpoints: Path) -> N
 async def test_a_thread_that_stays_stuck_ends_its_generations_at_the_stop(
     checkpoints: Path, monkeypatch: pytest.MonkeyPatch, choice: EngineChoice
 ) -> None:
-    monkeypatch.setattr(thread, "STOP_S", 0.2)
+    monkeypatch.setattr(generation_thread, "STOP_S", 0.2)
     release, inside, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
     async with running(checkpoints, choice=choice) as engine:
         await finish(engine, [2], 1)

@@ -14,8 +14,8 @@ import pytest
 import torch
 from fastapi import FastAPI
 
-from service.engine.out_of_memory import OutOfMemory, is_out_of_memory
 from service.engine.sampling import sample
+from service.engine.thread.out_of_memory import OutOfMemory, is_out_of_memory
 from tests.service.engine.test_engine import finish, running
 from tests.service.serving import (
     LONG,

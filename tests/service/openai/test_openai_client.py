@@ -22,7 +22,7 @@ from service.cli.server import local_server
 from service.engine.engine import Engine
 from service.engine.failures import EngineFailed
 from service.engine.generation import Generation
-from service.engine.out_of_memory import OutOfMemory
+from service.engine.thread.out_of_memory import OutOfMemory
 from service.errors import deadline_exceeded
 from service.settings import Settings
 from tests.service.conftest import TEXT

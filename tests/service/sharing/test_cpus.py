@@ -109,7 +109,7 @@ def test_only_its_own_cores_count() -> None:
 async def test_a_generation_thread_looks_while_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     monkeypatch.setattr(cpus.Neighbours, "look", lambda self: looks.append(self._threads))
-    monkeypatch.setattr("service.engine.thread.WATCH_S", 0.001)
+    monkeypatch.setattr("service.engine.thread.generation_thread.WATCH_S", 0.001)
     with patched(tiny_model("llama")[1]) as patch:
         engine = Engine(patch, EngineLimits(512, 0), ())
         try:

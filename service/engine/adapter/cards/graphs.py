@@ -18,7 +18,7 @@ import torch
 from patches import DecodeStep, DecodeSteps, PagedSequence, Patched, decode_batch
 from service.engine.adapter.cards.decode_rows import DecodeRows
 from service.engine.adapter.pages.cache import EncodingCache
-from service.engine.out_of_memory import give_back, is_out_of_memory, whole_card
+from service.engine.thread.out_of_memory import give_back, is_out_of_memory, whole_card
 
 log = structlog.get_logger()
 

@@ -17,8 +17,8 @@ from typing_extensions import override
 from patches import LayersInPlace
 from service.engine.adapter.pages.runs import forget
 from service.engine.adapter.pages.windowed import WindowedAllocator, allocator_of
-from service.engine.out_of_memory import whole_card
 from service.engine.request import EngineRequest
+from service.engine.thread.out_of_memory import whole_card
 
 
 class EncodingCache(PagedAttentionCache):

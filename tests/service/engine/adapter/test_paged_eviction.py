@@ -14,9 +14,9 @@ from patches import Method, parse, patched
 from service.engine.engine import Engine
 from service.engine.generation import Generation
 from service.engine.limits import EngineLimits
-from service.engine.out_of_memory import OutOfMemory
 from service.engine.request import SamplingParams
 from service.engine.sampling import sample
+from service.engine.thread.out_of_memory import OutOfMemory
 from service.engine.window import SinkWindow
 from service.sharing.admission import TooLarge
 from tests.methods import Fields

@@ -14,8 +14,8 @@ from patches import DecodeSteps, PagedSequence, parse, patched
 from service.engine.adapter.cards.decode_rows import DecodeRows
 from service.engine.adapter.cards.processor import StepProcessor
 from service.engine.engine import Engine
-from service.engine.out_of_memory import OutOfMemory
 from service.engine.request import SamplingParams
+from service.engine.thread.out_of_memory import OutOfMemory
 from tests.methods import Fields
 from tests.models import tiny_model
 from tests.recording import Recorder

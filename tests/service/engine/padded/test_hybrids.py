@@ -19,8 +19,8 @@ from service.context import RequestContext
 from service.engine.engine import Engine
 from service.engine.generation import Generation
 from service.engine.limits import EngineLimits
-from service.engine.out_of_memory import OutOfMemory
 from service.engine.request import SamplingParams
+from service.engine.thread.out_of_memory import OutOfMemory
 from service.engine.verification import verify
 from service.evaluation.scoring import Reading, token_nll
 from tests.field.configurations import VOCAB_SIZE, tiny_model

@@ -17,10 +17,10 @@ from service.engine.engine import Engine
 from service.engine.failures import EngineFailed
 from service.engine.generation import Generation
 from service.engine.limits import EngineLimits
-from service.engine.out_of_memory import OutOfMemory
 from service.engine.padded.caches import joined, row_of, sizes
 from service.engine.padded.sequence import Sequence, batches
 from service.engine.request import EngineRequest, SamplingParams
+from service.engine.thread.out_of_memory import OutOfMemory
 from service.engine.verification import _check
 from tests.methods import rows
 from tests.models import VOCAB_SIZE, tiny_model

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from service.engine.interleave import Interleaved
+from service.engine.thread.interleave import Interleaved
 from service.sharing.turns import Turns
 
 T = TypeVar("T")

@@ -18,11 +18,11 @@ from service.engine.adapter import EncodingManager
 from service.engine.adapter.configuration import is_whole_on_cpu
 from service.engine.choice import EngineChoice
 from service.engine.failures import EngineFailed, EngineStopping
-from service.engine.interleave import Work
 from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
 from service.engine.padded import PaddedLoop
 from service.engine.request import EngineRequest
+from service.engine.thread.interleave import Work
 from service.sharing.cpus import Neighbours
 
 log = structlog.get_logger()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from service.engine.out_of_memory import OutOfMemory, give_back, is_out_of_memory
+from service.engine.thread.out_of_memory import OutOfMemory, give_back, is_out_of_memory
 
 Work = Generator[Any, None, Any]
 
