@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from patches.encoding.geometry import RopeGeometry
+from patches.encoding.method import Method
 from patches.encoding.rotary import rotary_table, rotate
 from patches.model.architectures import MaskKind
 from patches.model.measuring.geometry import NOTHING_ATTENDS, UnsupportedModel
@@ -31,6 +32,11 @@ MOST_TOKENS = 512
 CHANGES_LATER = "its layers change them after they rotate them"
 CHOOSES_KEYS = "its layers choose among keys by states that no other encoding reaches"
 COMPRESSES_KEYS = "its layers attend to keys that cover several tokens, and rotate values too"
+
+FOLLOWS_EACH_CALL = (
+    "its frequencies follow the length, and keys that cover several tokens have another last position than queries. So "
+    "transformers rotates both by different frequencies"
+)
 
 
 @dataclass(frozen=True)
@@ -159,8 +165,11 @@ def _found(geometry: RopeGeometry, raw: Trial, turned: Trial, layer: int, inv_fr
     (query, key, value), (turned_query, turned_key, turned_value) = raw.states[layer], turned.states[layer]
     geometry = replace(geometry, head_dim=query.shape[-1], num_attention_heads=query.shape[1])
     if raw.compressed:
+        if isinstance(geometry.native, Method) and geometry.native.depends_on_length(geometry):
+            raise UnsupportedModel(FOLLOWS_EACH_CALL)
         return replace(geometry, keeps_positions=COMPRESSES_KEYS, compresses_keys=True)
     rotation = _rotation(query, turned_query, inv_freq)
+    geometry = replace(geometry, chooses_by_rotation=bool(raw.indexed))
     if rotation is None or rotation != _rotation(key, turned_key, inv_freq) or not torch.equal(value, turned_value):
         return replace(geometry, keeps_positions=CHANGES_LATER)
     if raw.biased:
