@@ -39,6 +39,39 @@ UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("llama", {"is_causal": False}),
+        ("gpt2", {"is_causal": False}),
+        ("gemma3_text", {"use_bidirectional_attention": True}),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}),
+    ],
+)
+def test_bidirectional_attention_is_refused(kind: str, fields: dict[str, Any]) -> None:
+    model = configurations.tiny_model(kind, **fields)
+    with pytest.raises(UnsupportedModel, match="its attention is bidirectional: tokens see later ones"), patched(model):
+        raise AssertionError("never entered")
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_frequencies_by_length_are_refused_where_keys_cover_several_tokens(rope_type: str) -> None:
+    own = configurations.tiny_config("deepseek_v4").rope_parameters
+    lists = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 32}
+    scaling = {"rope_type": rope_type, "factor": 2.0, **(lists if rope_type == "longrope" else {})}
+    parameters = {"main": own["main"], "compress": own["compress"] | scaling}
+    model = configurations.tiny_model("deepseek_v4", rope_parameters=parameters)
+    with pytest.raises(UnsupportedModel, match="its frequencies follow the length, and keys"), patched(model):
+        raise AssertionError("never entered")
+
+
+def test_another_scaling_of_phimoe_is_refused() -> None:
+    scaling = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32}
+    model = configurations.tiny_model("phimoe", rope_parameters={**scaling, "short_mscale": 1.2, "long_mscale": 1.3})
+    with pytest.raises(UnsupportedModel, match=r"its native encoding .* is not one we carry: .*short_mscale"):
+        patched(model).__enter__()
+
+
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_unsupported_models_are_refused_with_the_reason(name: str) -> None:
     config, reason = UNSUPPORTED[name]
