@@ -47,7 +47,7 @@ from patches.model.measuring.geometry import (
     text_config,
     unwindowed_layers,
 )
-from patches.model.measuring.measurement import Measurement, measured
+from patches.model.measuring.measurement import Measurement, compared_tokens, measured
 from patches.model.measuring.rounding import allowed_rounding
 from patches.model.measuring.trial import TOKENS, Trial
 from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat
@@ -151,8 +151,9 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
                 if plain is not None:
                     refuse_bidirectional(model, plain, rounding)
             measurement = _measured(model, name)
-            if plain is not None and measurement.tokens > TOKENS:
-                plain = logits_of(model, measurement.tokens)
+            compared = compared_tokens(text_config(model), measurement)
+            if plain is not None and compared > TOKENS:
+                plain = logits_of(model, compared)
             temperatures = _take_over_temperatures(model, undo)
             try:
                 patch = Patched(model, name, measurement, temperatures)
@@ -173,7 +174,7 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
             _replace(model, "generate", wraps(own)(partial(generate, own, model.generation_config)), undo)
         if plain is not None:
             with evaluating(model), refusing("its forward fails with another attention"):
-                refuse_other_logits(logits_of(model, measurement.tokens), plain, rounding)
+                refuse_other_logits(logits_of(model, compared), plain, rounding)
         yield patch
 
 

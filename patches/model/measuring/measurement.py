@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
 from patches.encoding.rotary import rotary_table, rotate
 from patches.model.architectures import MaskKind
-from patches.model.measuring.geometry import NOTHING_ATTENDS, UnsupportedModel
+from patches.model.measuring.geometry import NOTHING_ATTENDS, UnsupportedModel, chunked_layers, number
 from patches.model.measuring.trial import TOKENS, CachedStates, Trial
 from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat
 
@@ -28,6 +28,9 @@ Role = Literal["slots", "own", "never"]
 
 MOST_TOKENS = 512
 """Tokens of a trial at most, where a rotary module is only called once per so many of them (DeepSeek-V4: 128)."""
+
+MOST_COMPARED = 144
+"""Tokens of the check at the start at most. The window of gpt-oss has 128, and thousands would cost seconds."""
 
 CHANGES_LATER = "its layers change them after they rotate them"
 CHOOSES_KEYS = "its layers choose among keys by states that no other encoding reaches"
@@ -112,6 +115,12 @@ def measured(
     by_requests = tables.choosing([table for table in chosen if table is not None])
     beyond = frozenset(raw.compressed), raw.elsewhere, raw.tokens
     return Measurement(found, roles, raw.cached, by_requests, formats[first], *raw.masks, *beyond)
+
+
+def compared_tokens(config: Any, measurement: Measurement) -> int:
+    """Tokens of the check at the start. It goes past small windows and chunks, and past a small choice of keys."""
+    sizes = [*measurement.windowed.values(), *chunked_layers(config).values(), number(config, "index_topk") or 0]
+    return max([measurement.tokens, *(size + TOKENS for size in sizes if size + TOKENS <= MOST_COMPARED)])
 
 
 def _long_enough(run: Run, still: Mapping[RotaryTable | None, torch.Tensor]) -> Trial:

@@ -12,6 +12,8 @@ import transformers
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from patches import InvalidEncoding, UnsupportedModel, ignored_entries, patched
+from patches.encoding.masks import CAUSAL, LayerMask
+from patches.model.attention.attention_seam import AttentionSeam
 from tests.field import configurations
 from tests.models import tiny_tokens
 from tests.patches.forward import logits_of, relative, slot_of
@@ -197,4 +199,23 @@ def test_an_odd_number_of_rotated_dimensions_is_refused() -> None:
     """MiMo-V2 rounds 0.334 of a head down; 5 of 16 dimensions give frequencies for 5 and a rotation of 6."""
     model = configurations.tiny_model("mimo_v2_flash", head_dim=16)
     with pytest.raises(UnsupportedModel, match="frequencies"), patched(model):
+        raise AssertionError("never entered")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"), [("mistral", {}), ("llama4_text", {}), ("gemma2", {}), ("mixtral", {"sliding_window": 24})]
+)
+def test_another_window_than_that_of_the_layers_is_refused(
+    kind: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check at the start goes past windows and chunks of few tokens."""
+    original = AttentionSeam._layer_mask
+
+    def larger(self: AttentionSeam, index: int, sliding_window: int | None) -> LayerMask:
+        mask = original(self, index, sliding_window)
+        return CAUSAL if mask != CAUSAL else mask
+
+    monkeypatch.setattr(AttentionSeam, "_layer_mask", larger)
+    model = configurations.tiny_model(kind, **fields)
+    with pytest.raises(UnsupportedModel, match="the patched logits differ by"), patched(model):
         raise AssertionError("never entered")
