@@ -25,9 +25,9 @@ class EchoMismatch(ValueError):
 
 
 def effective(method: Method, geometry: RopeGeometry) -> Method:
-    """``method`` itself, or the checkpoint's own encoding for "default" without parameters."""
-    native = geometry.native
-    return native if isinstance(native, Method) and method == Default() else method
+    """``method`` itself, or the checkpoint's own encoding for "default" without parameters and for what it declares."""
+    native, asks = geometry.native, method == Default() or method.is_declared(geometry)
+    return native if isinstance(native, Method) and asks else method
 
 
 @lru_cache(maxsize=1024)  # a request asks twice: at the door and for its echo

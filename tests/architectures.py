@@ -53,6 +53,11 @@ models that are only scored.
 Rotary models are also tested with the native scalings `linear`, `dynamic`, `yarn`, `llama3` and `longrope`: as
 `default` and as a request's encoding. At start-up, the engine is verified with one encoding for each route through the
 attention.
+
+The classes of `AutoModelForImageTextToText` are tested for text: their default against transformers, and five encodings
+against the specification. These are `gemma3`, `gemma4`, `gemma4_unified`, `got_ocr2`, `internvl`, `lfm2_vl`, `llama4`,
+`mistral3`, `qwen2_5_vl`, `qwen3_5` and `qwen3_vl`. `qwen2_5_vl`, `qwen3_vl` and `qwen3_5` are tested under a declared
+YaRN too.
 """
 
 FACTS = ("positions", "where", "table", "default", "engine")

@@ -161,7 +161,8 @@ def test_every_method_has_a_row_and_every_row_a_method() -> None:
     assert [row.name for row in table] == list(METHODS)
     for row in table:
         fields = set(METHODS[row.name].model_fields) - {"method", "partial_rotary_factor", "attention_temperature"}
-        shadowed = {"mscale_all_dim", "mscale"} if "attention_factor" in row.hard else {"attention_factor"}
+        mscales = {"mscale_all_dim", "mscale", "short_mscale", "long_mscale"}
+        shadowed = mscales if "attention_factor" in row.hard else {"attention_factor"}
         optional = {"rope_theta", "factor", *shadowed, *row.easy}
         assert fields - optional <= set(row.hard), f"{row.name}: its hard request leaves parameters at their default"
         assert row.easy != row.hard

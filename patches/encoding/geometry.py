@@ -27,7 +27,9 @@ class RopeGeometry:
     is the number of positions in a learned table. ``latent`` is multi-head latent attention (DeepSeek). ``reverses`` is
     rotation in the opposite sense (nanochat). ``keeps_positions`` is the reason why attention cannot rotate queries and
     keys by other positions than their own, if there is one. ``compresses_keys`` is true where layers also attend to
-    keys that each cover several tokens (DeepSeek-V4).
+    keys that each cover several tokens (DeepSeek-V4). ``chooses_by_rotation`` is true where an indexer of the layers
+    chooses their keys by other rotated states (DeepSeek-V3.2). ``declared`` is the request that the checkpoint's
+    ``rope_parameters`` would be, where its model reads them otherwise.
     """
 
     head_dim: int
@@ -45,6 +47,8 @@ class RopeGeometry:
     reverses: bool = False
     keeps_positions: str | None = None
     compresses_keys: bool = False
+    chooses_by_rotation: bool = False
+    declared: NativeMethod | None = None
 
     @property
     def rotating_pairs(self) -> int | None:

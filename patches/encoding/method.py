@@ -125,6 +125,8 @@ class Method(KnownFields):
         masks = geometry.family == "none" and isinstance(self, BasedMethod)  # the only part that has a meaning there
         if self.family == "rotary" and not geometry.rotates and not self.is_native(geometry) and not masks:
             raise ValueError(ROTATES_NOTHING)
+        if self.is_declared(geometry):
+            return geometry.native.recipe(geometry)  # type: ignore[no-any-return, union-attr]
         recipe, temperature = self.encoding(geometry), self.attention_temperature
         if geometry.adds_positions and self.family in ("bias", "none"):
             recipe = replace(recipe, absolute=NOTHING_ADDED)
@@ -151,6 +153,12 @@ class Method(KnownFields):
     def is_native(self, geometry: RopeGeometry) -> bool:
         """True if it means the checkpoint's own encoding, of any family."""
         return False
+
+    def is_declared(self, geometry: RopeGeometry) -> bool:
+        """True for the checkpoint's own ``rope_parameters``, with or without its base: its model decides on them."""
+        theta = {"rope_theta": geometry.rope_theta} if getattr(self, "rope_theta", 0.0) is None else {}
+        is_another = geometry.declared is not None and self != geometry.native
+        return is_another and self.model_copy(update=theta) == geometry.declared
 
     def trained_length(self, geometry: RopeGeometry) -> int:
         """The trained length in effect, in tokens."""

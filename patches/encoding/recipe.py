@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 Part = TypeVar("Part")
 ROTATES_NOTHING = "this model was trained without rotary embeddings: only encodings that rotate nothing apply to it"
+ROTATION_CHOOSES = (
+    "only encodings that rotate apply to this model: its layers choose keys by other rotated states. Without "
+    "rotation many of these scores are equal, and later text decides between them"
+)
 
 
 class PositionMap(Protocol):
@@ -184,6 +188,8 @@ class Recipe:
             if geometry.rotating_pairs is not None and not chooses_pairs(fixed.schedule):
                 frequencies[geometry.rotating_pairs :] = 0.0
             inv_freq = tuple(frequencies.tolist())
+        if geometry.chooses_by_rotation and geometry.rotates and not any(inv_freq):
+            raise ValueError(ROTATION_CHOOSES)
         return ResolvedRecipe(
             recipe=fixed,
             inv_freq=inv_freq,

@@ -27,9 +27,11 @@ from patches.model.encodings import with_keyword
 from patches.model.fusion.replacement import fuse
 from patches.model.generation import generate
 from patches.model.measuring.forwards import (
+    BIDIRECTIONAL,
     computes_its_own_encoding,
     evaluating,
     logits_of,
+    refuse_bidirectional,
     refuse_other_logits,
     refuse_positions_added_to_tokens,
     refusing,
@@ -45,7 +47,7 @@ from patches.model.measuring.geometry import (
     text_config,
     unwindowed_layers,
 )
-from patches.model.measuring.measurement import Measurement, measured
+from patches.model.measuring.measurement import Measurement, compared_tokens, measured
 from patches.model.measuring.rounding import allowed_rounding
 from patches.model.measuring.trial import TOKENS, Trial
 from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat
@@ -75,7 +77,8 @@ def _mask(
         arguments |= {"attention_mask": attention_mask, "allow_is_causal_skip": False}
         build = eager_mask if kind == "numbers" else sdpa_mask
         whole = build(batch_size, q_length, kv_length, **arguments)
-        assert whole is not None, "it was not to be left out"
+        if whole is None:  # left out only where no token is to be hidden
+            raise UnsupportedModel(BIDIRECTIONAL)
         return seams.built(whole, arguments.get("local_size"))
     if attention_mask is None or bool(attention_mask.all()):
         return None
@@ -145,10 +148,17 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
             with refusing("its own forward fails"):
                 plain = logits_of(model) if computes_its_own_encoding(model) else None
                 rounding = allowed_rounding(model, lambda: logits_of(model), relative_difference)
+                if plain is not None:
+                    refuse_bidirectional(model, plain, rounding)
             measurement = _measured(model, name)
-            if plain is not None and measurement.tokens > TOKENS:
-                plain = logits_of(model, measurement.tokens)
-            patch = Patched(model, name, measurement, _take_over_temperatures(model, undo))
+            compared = compared_tokens(text_config(model), measurement)
+            if plain is not None and compared > TOKENS:
+                plain = logits_of(model, compared)
+            temperatures = _take_over_temperatures(model, undo)
+            try:
+                patch = Patched(model, name, measurement, temperatures)
+            except ValueError as error:
+                raise UnsupportedModel(f"its own encoding does not fit it: {error}") from error
         for table in patch.rotary_tables.chosen[:1]:
             refuse_other_frequencies(table, patch.slots[0])
         _put(model, name, patch.rotary_tables, patch, undo)
@@ -164,7 +174,7 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
             _replace(model, "generate", wraps(own)(partial(generate, own, model.generation_config)), undo)
         if plain is not None:
             with evaluating(model), refusing("its forward fails with another attention"):
-                refuse_other_logits(logits_of(model, measurement.tokens), plain, rounding)
+                refuse_other_logits(logits_of(model, compared), plain, rounding)
         yield patch
 
 

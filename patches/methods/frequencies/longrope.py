@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from patches.encoding.fields import AttentionFactor, Factor
 from patches.encoding.geometry import RopeGeometry
@@ -32,16 +32,18 @@ class LongRopeSchedule:
     short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]
     trained_length: int
-    attention_factor: float
+    short_scale: float
+    long_scale: float
     depends_on_length: bool = True
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         import torch
 
-        divisors = torch.tensor(self.long_factor if length > self.trained_length else self.short_factor, dtype=dtype)
+        is_long = length > self.trained_length
+        divisors = torch.tensor(self.long_factor if is_long else self.short_factor, dtype=dtype)
         exponent = torch.arange(0, geometry.rotary_dim, 2, dtype=dtype) / geometry.rotary_dim
         inv_freq = 1.0 / (divisors * self.rope_theta**exponent)
-        return Frequencies(inv_freq, self.attention_factor, self.rope_theta)
+        return Frequencies(inv_freq, self.long_scale if is_long else self.short_scale, self.rope_theta)
 
     def rope_parameters(self, geometry: RopeGeometry, length: int) -> dict[str, Any]:
         return {
@@ -49,7 +51,7 @@ class LongRopeSchedule:
             "rope_theta": self.rope_theta,
             "short_factor": list(self.short_factor),
             "long_factor": list(self.long_factor),
-            "attention_factor": self.attention_factor,
+            "attention_factor": self.long_scale if length > self.trained_length else self.short_scale,
             "original_max_position_embeddings": self.trained_length,
         }
 
@@ -76,6 +78,22 @@ class LongRope(TrainedLengthMethod):
         None, description="Multiplies cos and sin; sqrt(1 + ln(factor) / ln(trained length)) when absent."
     )
 
+    short_mscale: AttentionFactor | None = Field(
+        None, description="Multiplies cos and sin up to the trained length, in place of attention_factor (Phi-MoE)."
+    )
+    long_mscale: AttentionFactor | None = Field(
+        None, description="Multiplies cos and sin past the trained length; given with short_mscale."
+    )
+
+    @model_validator(mode="after")
+    def _both_mscales_or_none(self) -> Self:
+        if (self.short_mscale is None) != (self.long_mscale is None):
+            missing = "short_mscale" if self.short_mscale is None else "long_mscale"
+            raise ValueError(f"{missing}: missing; short_mscale and long_mscale go together")
+        if self.short_mscale is not None and self.attention_factor is not None:
+            raise ValueError("attention_factor: short_mscale and long_mscale take its place; leave it out")
+        return self
+
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         pairs = geometry.rotary_dim // 2
         for name in ("short_factor", "long_factor"):
@@ -87,15 +105,18 @@ class LongRope(TrainedLengthMethod):
             self.short_factor,
             self.long_factor,
             trained_length,
-            self._factor_on_cos_and_sin(geometry, trained_length),
+            *self._factors_on_cos_and_sin(geometry, trained_length),
         )
         return Recipe(schedule)
 
-    def _factor_on_cos_and_sin(self, geometry: RopeGeometry, trained_length: int) -> float:
-        if self.attention_factor is not None:
-            return self.attention_factor
-        factor = self.ratio(geometry)
-        return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained_length))
+    def _factors_on_cos_and_sin(self, geometry: RopeGeometry, trained_length: int) -> tuple[float, float]:
+        """Up to the trained length and past it."""
+        if self.short_mscale is not None and self.long_mscale is not None:
+            return self.short_mscale, self.long_mscale
+        factor, given = self.ratio(geometry), self.attention_factor
+        if given is None:
+            given = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained_length))
+        return given, given
 
     def ratio(self, geometry: RopeGeometry) -> float:
         return self.factor or max(1.0, geometry.max_position_embeddings / self.trained_length(geometry))

@@ -15,6 +15,7 @@ from patches.model.architectures.inkling import INKLING
 from patches.model.architectures.llama4 import LLAMA4
 from patches.model.architectures.mpt import MPT
 from patches.model.architectures.opt import OPT
+from patches.model.architectures.phimoe import PHIMOE
 from patches.model.architectures.recurrent_gemma import RECURRENT_GEMMA
 from patches.model.architectures.ropeway_demo import ROPEWAY_DEMO
 from patches.model.architectures.xglm import XGLM
@@ -29,6 +30,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama4_text": LLAMA4,
     "mpt": MPT,
     "opt": OPT,
+    "phimoe": PHIMOE,
     "recurrent_gemma": RECURRENT_GEMMA,
     "ropeway_demo": ROPEWAY_DEMO,
     "xglm": XGLM,

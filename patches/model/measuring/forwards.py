@@ -18,6 +18,8 @@ from patches.model.measuring.geometry import UnsupportedModel, geometry_of, tabl
 from patches.model.measuring.trial import TOKENS
 from patches.model.rotary_tables import RotaryTable, TableFormat, layout_of
 
+BIDIRECTIONAL = "its attention is bidirectional: tokens see later ones"
+
 
 def table_format(table: RotaryTable) -> TableFormat:
     """Format of the model's own rotary table."""
@@ -35,22 +37,33 @@ def table_format(table: RotaryTable) -> TableFormat:
         except (RuntimeError, IndexError):  # it takes plain positions only
             by_plane = False
     copied = RotaryTable(module, table.layer_type)
-    layout = layout_of(whole, position, copied.inv_freq, copied.attention_scaling)
+    layout = layout_of(whole, position, copied.inv_freq, _factor_of(whole))
     if layout is None:
         raise UnsupportedModel("its rotary module returns a table in no layout that we know")
     return TableFormat(layout, isinstance(half, torch.Tensor) or half[0].dtype == torch.float32, by_plane)
 
 
+def _factor_of(table: Any) -> float:
+    """The factor on the cos and sin of a model's own table. Phi-MoE applies another than its module names."""
+    cos, sin = (table.real, table.imag) if isinstance(table, torch.Tensor) else table[:2]
+    return float(torch.hypot(cos.flatten()[0].float(), sin.flatten()[0].float()))
+
+
 @torch.no_grad()
-def logits_of(model: Any, most: int = TOKENS, *, distinct: bool = True, first: int | None = None) -> torch.Tensor:
+def logits_of(
+    model: Any, most: int = TOKENS, *, distinct: bool = True, first: int | None = None, ends: bool = True
+) -> torch.Tensor:
     """Logits of ``most`` tokens at most, different ones or the last of them throughout, from position ``first`` on.
 
+    Without ``ends``, the last token is another one.
     The embedding of a padding token is zero in many models, and zero does not turn.
     """
     vocab_size = int(text_config(model).vocab_size)
     length = min(most, geometry_of(model).table_rows or most)
     tokens = torch.linspace(1, vocab_size - 1, length, device=model.device).long()[None]
     tokens = tokens if distinct else tokens[:, -1:].expand(1, length)
+    if not ends:
+        tokens = torch.cat([tokens[:, :-1], tokens[:, :1]], 1)
     positions = (
         {} if first is None else {"position_ids": torch.arange(first, first + length, device=model.device)[None]}
     )
@@ -119,6 +132,14 @@ def refuse_positions_added_to_tokens(model: Any) -> None:
             hook.remove()
     if not entering or not torch.equal(entering[0], entering[0][:, :1].expand_as(entering[0])):
         raise UnsupportedModel("it adds positions to its tokens in a way that we do not know")
+
+
+def refuse_bidirectional(model: Any, plain: torch.Tensor, rounding: float) -> None:
+    """Raises:
+    UnsupportedModel: when another last token changes the ``plain`` logits before it.
+    """
+    if plain.shape[1] > 1 and not relative_difference(logits_of(model, ends=False)[:, :-1], plain[:, :-1]) <= rounding:
+        raise UnsupportedModel(BIDIRECTIONAL)
 
 
 def computes_its_own_encoding(model: Any) -> bool:

@@ -7,6 +7,8 @@ name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,11 +21,14 @@ from patches.encoding.schedule import RopeType
 from patches.model.architectures import architecture_of
 from patches.model.rotary_tables import RotaryTable, RotaryTables, rotary_tables
 from patches.parsing import NOT_OF_THE_ENCODING, PLANES, InvalidEncoding, parse
-from patches.registry import METHODS
+from patches.registry import FREQUENCIES, METHODS
 from patches.rope_parameters import SCALING, SHARED
 
 FIXED_BASE = "ntk_alpha"
 """Type of a rotary module (HunYuan) whose configuration declares ``dynamic`` and an ``alpha``: one larger base."""
+
+MSCALES = ("short_mscale", "long_mscale")
+"""Factors on cos and sin by length, which transformers reads for Phi-MoE alone."""
 
 BY_LENGTH = (RopeType.DYNAMIC, RopeType.LONGROPE)
 """Types whose rotary module computes its frequencies when it runs: before, nothing can be compared with them."""
@@ -77,7 +82,10 @@ def geometry_of(model: nn.Module, table: RotaryTable | None = None) -> RopeGeome
         "native": native,
         "latent": latent,
     }
-    return RopeGeometry(**{**measured, **facts})
+    geometry = RopeGeometry(**{**measured, **facts})
+    if native is None or parameters is None:
+        return geometry
+    return replace(geometry, declared=_read_otherwise(parameters, native, geometry))
 
 
 def ignored_entries(model: nn.Module) -> list[str]:
@@ -213,16 +221,33 @@ def _native_encoding(config: Any, parameters: dict[str, Any] | None, declared: A
             return None
         without_effect = {*NOT_OF_THE_ENCODING, *_not_read(parameters)}
         fields = {name: value for name, value in parameters.items() if name not in without_effect}
+        if scales := [name for name in MSCALES if name in fields]:
+            raise UnsupportedModel(f"its native encoding {fields!r} is not one we carry: {scales[0]} has no effect")
     fields = dict(fields)
     known = METHODS[fields["rope_type"]].model_fields if fields.get("rope_type") in METHODS else fields
     if "original_max_position_embeddings" not in known:  # the trained length, which has its own place
         fields.pop("original_max_position_embeddings", None)
+    if fields.get("rope_type") in FREQUENCIES.keys() - {"proportional"}:  # the width is that of the table
+        fields.pop("partial_rotary_factor", None)
     if fields.get("rope_type") == "dynamic":  # transformers scales from this length, whatever else is given
         fields["original_max_position_embeddings"] = config.max_position_embeddings
     try:
         return parse(fields)
     except InvalidEncoding as error:
         raise UnsupportedModel(f"its native encoding {fields!r} is not one we carry: {error}") from error
+
+
+def _read_otherwise(parameters: Mapping[str, Any], native: Method, geometry: RopeGeometry) -> Method | None:
+    """The method that ``rope_parameters`` ask for as a request, where it is another than ``native``; None elsewhere."""
+    try:
+        asked = parse(parameters)
+    except InvalidEncoding:  # no request can send them
+        return None
+    try:
+        alike = type(asked) is type(native) and asked.parameters(geometry) == native.parameters(geometry)
+    except ValueError:  # the share of a head counts otherwise
+        alike = asked == native
+    return None if alike else asked
 
 
 def _not_read(parameters: dict[str, Any]) -> list[str]:

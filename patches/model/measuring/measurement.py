@@ -10,15 +10,16 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
 
 from patches.encoding.geometry import RopeGeometry
+from patches.encoding.method import Method
 from patches.encoding.rotary import rotary_table, rotate
 from patches.model.architectures import MaskKind
-from patches.model.measuring.geometry import NOTHING_ATTENDS, UnsupportedModel
+from patches.model.measuring.geometry import NOTHING_ATTENDS, UnsupportedModel, chunked_layers, number
 from patches.model.measuring.trial import TOKENS, CachedStates, Trial
 from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat
 
@@ -28,9 +29,17 @@ Role = Literal["slots", "own", "never"]
 MOST_TOKENS = 512
 """Tokens of a trial at most, where a rotary module is only called once per so many of them (DeepSeek-V4: 128)."""
 
+MOST_COMPARED = 144
+"""Tokens of the check at the start at most. The window of gpt-oss has 128, and thousands would cost seconds."""
+
 CHANGES_LATER = "its layers change them after they rotate them"
 CHOOSES_KEYS = "its layers choose among keys by states that no other encoding reaches"
 COMPRESSES_KEYS = "its layers attend to keys that cover several tokens, and rotate values too"
+
+FOLLOWS_EACH_CALL = (
+    "its frequencies follow the length, and keys that cover several tokens have another last position than queries. So "
+    "transformers rotates both by different frequencies"
+)
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,12 @@ def measured(
     return Measurement(found, roles, raw.cached, by_requests, formats[first], *raw.masks, *beyond)
 
 
+def compared_tokens(config: Any, measurement: Measurement) -> int:
+    """Tokens of the check at the start. It goes past small windows and chunks, and past a small choice of keys."""
+    sizes = [*measurement.windowed.values(), *chunked_layers(config).values(), number(config, "index_topk") or 0]
+    return max([measurement.tokens, *(size + TOKENS for size in sizes if size + TOKENS <= MOST_COMPARED)])
+
+
 def _long_enough(run: Run, still: Mapping[RotaryTable | None, torch.Tensor]) -> Trial:
     """A trial of so many tokens that it calls every rotary module. Without such a number, it has as few as possible."""
     first = longer = run(still)
@@ -159,8 +174,11 @@ def _found(geometry: RopeGeometry, raw: Trial, turned: Trial, layer: int, inv_fr
     (query, key, value), (turned_query, turned_key, turned_value) = raw.states[layer], turned.states[layer]
     geometry = replace(geometry, head_dim=query.shape[-1], num_attention_heads=query.shape[1])
     if raw.compressed:
+        if isinstance(geometry.native, Method) and geometry.native.depends_on_length(geometry):
+            raise UnsupportedModel(FOLLOWS_EACH_CALL)
         return replace(geometry, keeps_positions=COMPRESSES_KEYS, compresses_keys=True)
     rotation = _rotation(query, turned_query, inv_freq)
+    geometry = replace(geometry, chooses_by_rotation=bool(raw.indexed))
     if rotation is None or rotation != _rotation(key, turned_key, inv_freq) or not torch.equal(value, turned_value):
         return replace(geometry, keeps_positions=CHANGES_LATER)
     if raw.biased:

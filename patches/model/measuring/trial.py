@@ -41,9 +41,10 @@ class Trial:
     """One forward of ``tokens`` tokens under chosen frequencies. It computes no attention.
 
     It records each layer's states [rows, heads, tokens, dim]: queries, keys and values. ``windowed`` are the layers
-    with a sliding window. ``biased`` are those that choose keys or add numbers to scores. ``compressed`` are those that
-    attend to more keys than tokens. ``elsewhere`` are the rotary modules that it asks for other positions than those of
-    the tokens, or not at all. Layers get whole masks of the kind ``mask``, or those that the model insists on.
+    with a sliding window. ``biased`` are those that choose keys or add numbers to scores, ``indexed`` those that only
+    choose. ``compressed`` are those that attend to more keys than tokens. ``elsewhere`` are the rotary modules that it
+    asks for other positions than those of the tokens, or not at all. Layers get whole masks of the kind ``mask``, or
+    those that the model insists on.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Trial:
         self.states: dict[int, tuple[torch.Tensor, ...]] = {}
         self.windowed: dict[int, int] = {}
         self.biased: set[int] = set()
+        self.indexed: set[int] = set()
         self.compressed: set[int] = set()
         self.cached = CachedStates()
         self.tokens = tokens
@@ -120,10 +122,12 @@ class Trial:
             raise UnsupportedModel("its layers attend to fewer keys than tokens")
         if key.shape[2] > query.shape[2]:
             self.compressed.add(layer)
-        adds = bias_of(attention_mask, indices, query, key.shape[2]) is not None
-        chooses = block_indices is not None or position_bias is not None
-        if chooses or (adds and not self._is_plain(attention_mask, indices, sliding_window)):
+        bias = bias_of(attention_mask, indices, query, key.shape[2])
+        changes = bias is not None and not self._is_plain(attention_mask, indices, sliding_window)
+        if changes or block_indices is not None or position_bias is not None:
             self.biased.add(layer)
+        if block_indices is not None or (bias is not None and changes and _only_excludes(bias)):
+            self.indexed.add(layer)
         self.states[layer] = query.detach(), key.detach(), value.detach()
         if sliding_window is not None:
             self.windowed[layer] = int(sliding_window)
@@ -178,3 +182,8 @@ class Trial:
     def moved(self, still: Trial) -> set[int]:
         """Layers with other queries than in ``still``."""
         return {layer for layer, (query, *_) in self.states.items() if not torch.equal(query, still.states[layer][0])}
+
+
+def _only_excludes(bias: torch.Tensor) -> bool:
+    """True if every number of ``bias`` is 0 or -inf: a choice of keys. Doge adds other ones."""
+    return not bool(bias[bias.isfinite()].any())

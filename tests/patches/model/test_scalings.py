@@ -8,8 +8,10 @@ from transformers import DynamicCache, PreTrainedModel
 
 from patches import InvalidEncoding, encode, parse, patched, resolve
 from tests import scalings
+from tests.field import configurations
+from tests.field.configurations import HEAD_DIM
 from tests.models import tiny_model, tiny_tokens
-from tests.patches.forward import relative, slot_of
+from tests.patches.forward import logits_of, relative, slot_of
 from tests.scalings import CASES, Case, Fields, carried, model_of, unscaled
 
 TOLERANCE = 2e-5
@@ -131,6 +133,37 @@ def test_parameters_by_type_of_layer_are_the_default_where_they_are_the_checkpoi
         for encoding in (other, {**own, "rope_type": None}):
             with pytest.raises(InvalidEncoding, match="an object per type of layer is no encoding: ask for default"):
                 patch.encoding(encoding)
+
+
+PAIRS = range(HEAD_DIM // 2)
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32}
+LISTS = {"short_factor": [1.0 + 0.1 * pair for pair in PAIRS], "long_factor": [1.0 + 0.7 * pair for pair in PAIRS]}
+MSCALES = {"short_mscale": 1.24, "long_mscale": 1.37, "original_max_position_embeddings": 32}
+DECLARED: list[tuple[str, Fields, Fields]] = [
+    ("llama", DYNAMIC, DYNAMIC),
+    ("llama", DYNAMIC, {name: value for name, value in DYNAMIC.items() if name != "rope_theta"}),
+    ("phimoe", *[{"rope_type": "longrope", "rope_theta": 1e4, **LISTS, **MSCALES}] * 2),
+    *[
+        ("dots3_note_text", {**fields, "partial_rotary_factor": 0.4}, {"method": "default"})
+        for fields in (DYNAMIC, {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0})
+    ],
+]
+
+
+@pytest.mark.parametrize(("kind", "own", "sent"), DECLARED)
+def test_entries_that_transformers_reads_otherwise_are_the_default(kind: str, own: Fields, sent: Fields) -> None:
+    """No original length counts for ``dynamic``. Phi-MoE applies factors by length and its short list at any."""
+    model = configurations.tiny_model(kind, rope_parameters=own)
+    texts = [tiny_tokens(1, length) for length in (20, 32, 33, 64, 100)]
+    with torch.no_grad():
+        expected = [model(tokens, use_cache=False).logits for tokens in texts]
+    with patched(model) as patch:
+        for tokens, plain in zip(texts, expected, strict=True):
+            length = tokens.shape[1]
+            echo = patch.describe(sent, length)
+            for fields in (sent, {"method": "default"}, echo):
+                found = logits_of(model, tokens, slot_of(patch, fields, length))
+                assert relative(found, plain) < TOLERANCE, (length, fields)
 
 
 def declared_by(case: Case) -> Fields:

@@ -12,6 +12,8 @@ import transformers
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from patches import InvalidEncoding, UnsupportedModel, ignored_entries, patched
+from patches.encoding.masks import CAUSAL, LayerMask
+from patches.model.attention.attention_seam import AttentionSeam
 from tests.field import configurations
 from tests.models import tiny_tokens
 from tests.patches.forward import logits_of, relative, slot_of
@@ -37,6 +39,39 @@ UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
         "none of its layers attends",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("llama", {"is_causal": False}),
+        ("gpt2", {"is_causal": False}),
+        ("gemma3_text", {"use_bidirectional_attention": True}),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}),
+    ],
+)
+def test_bidirectional_attention_is_refused(kind: str, fields: dict[str, Any]) -> None:
+    model = configurations.tiny_model(kind, **fields)
+    with pytest.raises(UnsupportedModel, match="its attention is bidirectional: tokens see later ones"), patched(model):
+        raise AssertionError("never entered")
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_frequencies_by_length_are_refused_where_keys_cover_several_tokens(rope_type: str) -> None:
+    own = configurations.tiny_config("deepseek_v4").rope_parameters
+    lists = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 32}
+    scaling = {"rope_type": rope_type, "factor": 2.0, **(lists if rope_type == "longrope" else {})}
+    parameters = {"main": own["main"], "compress": own["compress"] | scaling}
+    model = configurations.tiny_model("deepseek_v4", rope_parameters=parameters)
+    with pytest.raises(UnsupportedModel, match="its frequencies follow the length, and keys"), patched(model):
+        raise AssertionError("never entered")
+
+
+def test_another_scaling_of_phimoe_is_refused() -> None:
+    scaling = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32}
+    model = configurations.tiny_model("phimoe", rope_parameters={**scaling, "short_mscale": 1.2, "long_mscale": 1.3})
+    with pytest.raises(UnsupportedModel, match=r"its native encoding .* is not one we carry: .*short_mscale"):
+        patched(model).__enter__()
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
@@ -164,4 +199,23 @@ def test_an_odd_number_of_rotated_dimensions_is_refused() -> None:
     """MiMo-V2 rounds 0.334 of a head down; 5 of 16 dimensions give frequencies for 5 and a rotation of 6."""
     model = configurations.tiny_model("mimo_v2_flash", head_dim=16)
     with pytest.raises(UnsupportedModel, match="frequencies"), patched(model):
+        raise AssertionError("never entered")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"), [("mistral", {}), ("llama4_text", {}), ("gemma2", {}), ("mixtral", {"sliding_window": 24})]
+)
+def test_another_window_than_that_of_the_layers_is_refused(
+    kind: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check at the start goes past windows and chunks of few tokens."""
+    original = AttentionSeam._layer_mask
+
+    def larger(self: AttentionSeam, index: int, sliding_window: int | None) -> LayerMask:
+        mask = original(self, index, sliding_window)
+        return CAUSAL if mask != CAUSAL else mask
+
+    monkeypatch.setattr(AttentionSeam, "_layer_mask", larger)
+    model = configurations.tiny_model(kind, **fields)
+    with pytest.raises(UnsupportedModel, match="the patched logits differ by"), patched(model):
         raise AssertionError("never entered")

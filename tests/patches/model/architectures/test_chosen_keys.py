@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from patches import AttentionMass, UnsupportedModel, patched
+from patches import AttentionMass, Patched, UnsupportedModel, patched
 from patches.attention import fused
 from patches.attention.layer import Layer
 from patches.model.measuring.trial import Trial
 from patches.model.rotary_tables import RotaryTables
 from tests.field.configurations import tiny_model
+from tests.methods import Fields, rows
 from tests.models import tiny_tokens
 from tests.patches.forward import logits_of, relative, slot_of
 from tests.patches.model.architectures.checks import (
@@ -36,6 +37,10 @@ TYPES = (
     "minimax_m3_vl_text",
     "qwen4_exp_text",
 )
+INDEXED = tuple(kind for kind in TYPES if kind != "doge")
+"""Types whose layers choose by an indexer, which rotates."""
+STILL = ("none", "alibi")
+"""Requests that rotate nothing."""
 SIZES: dict[str, dict[str, Any]] = {
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse"],
@@ -49,8 +54,10 @@ SIZES: dict[str, dict[str, Any]] = {
 def test_encodings_that_keep_positions_apply(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(kind, **SIZES.get(kind, {}))
     equals_transformers(model)
-    equals_reference(model, [name for name in SHORT_FORMS if name not in MOVING], monkeypatch)
+    still = STILL if kind in INDEXED else ()
+    equals_reference(model, [name for name in SHORT_FORMS if name not in (*MOVING, *still)], monkeypatch)
     refuses(model, MOVING, "its layers choose among keys")
+    refuses(model, still, "only encodings that rotate apply to this model: its layers choose keys by rotated states")
 
 
 @kinds(*TYPES)
@@ -72,6 +79,30 @@ def test_the_last_token_sees_fewer_keys_than_there_are(kind: str, monkeypatch: p
     biases = [bias for bias in seen if len(bias) == 32]
     assert biases
     assert all(int((bias == 0.0).sum()) < 32 for bias in biases)
+
+
+@kinds(*INDEXED)
+def test_later_text_changes_no_earlier_logits(kind: str) -> None:
+    """Few different tokens give many keys one score where nothing rotates. Every method is tried."""
+    model = tiny_model(kind, **SIZES.get(kind, {}))
+    tokens = tiny_tokens(1, 48) % 6 + 3
+    with patched(model) as patch:
+        geometry = patch.geometry
+        pairs, trained = geometry.rotary_dim // 2, geometry.original_max_position_embeddings
+        table = rows(pairs, trained, geometry.num_attention_heads)
+        taken = [slot for row in table for slot in slots_of(patch, row.requests[-1])]
+        for slot in taken:
+            whole, early = (logits_of(model, tokens[:, :length], slot) for length in (48, 29))
+            assert relative(early, whole[:, :29]) < 1e-5, patch.slots[slot]
+    assert len(taken) > 10
+
+
+def slots_of(patch: Patched, fields: Fields) -> list[int]:
+    """The slot of a request; none where the model refuses it."""
+    try:
+        return [slot_of(patch, fields, 48)]
+    except ValueError:
+        return []
 
 
 @kinds("deepseek_v32")

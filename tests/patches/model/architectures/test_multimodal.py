@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from patches import UnsupportedModel, patched
+from tests import architectures
 from tests.field.configurations import shrunk
 from tests.models import randomise, tiny_tokens
 from tests.patches.model.architectures.checks import SHORT_FORMS, by_kind, equals_reference, equals_transformers
@@ -46,6 +48,11 @@ def test_text_is_carried(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = state_of(model)
     equals_reference(model, SHORT_FORMS, monkeypatch)
     assert same(before, state_of(model))
+
+
+def test_the_page_names_the_types() -> None:
+    named = architectures.NOTES.partition("`AutoModelForImageTextToText`")[2]
+    assert set(re.findall("`([a-z0-9_]+)`", named)) == set(TYPES)
 
 
 @kinds("qwen2_5_vl", "qwen3_vl", "qwen3_5")

@@ -18,6 +18,25 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": LAYERS},
 }
 
+_GIVEN = {"sliding_window": WINDOW}
+_USED = {**_GIVEN, "use_sliding_window": True, "max_window_layers": 1, "layer_types": None}
+_TYPED = {**_GIVEN, "layer_types": LAYERS}
+SET: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("dots1", "laguna", "mellum"), _TYPED),
+    **dict.fromkeys(("qwen2", "qwen3", "qwen3_moe", "smollm3"), _USED),
+    **dict.fromkeys(("ministral3", "mixtral", "phi3", "phi4_multimodal", "starcoder2"), _GIVEN),
+    "minimax": _GIVEN,
+}
+"""Types whose default configuration has no window, or no layer with it."""
+
+
+@pytest.mark.parametrize("kind", SET)
+def test_a_window_that_a_configuration_may_have_is_kept(kind: str) -> None:
+    model = tiny_model(kind, **SET[kind])
+    with patched(model) as patch:
+        assert set(patch.windowed.values()) == {WINDOW}
+    equals_transformers(model)
+
 
 @pytest.mark.parametrize(("kind", "layers"), [("phimoe", (0, 1)), ("qwen2_moe", (0,))])
 def test_the_window_is_found_and_kept(kind: str, layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
