@@ -8,7 +8,7 @@ import torch
 from patches import parse, patched
 from patches.attention.layer import Layer
 from patches.attention.paged import in_place
-from service.evaluation.scoring import token_nll
+from service.evaluation.scoring.token_scores import token_nll
 from tests.kernels import device_of_kernels
 from tests.models import tiny_model
 from tests.patches.attention.paged.batches import LAYERS

@@ -57,7 +57,7 @@ def test_encodings_that_keep_positions_apply(kind: str, monkeypatch: pytest.Monk
     still = STILL if kind in INDEXED else ()
     equals_reference(model, [name for name in SHORT_FORMS if name not in (*MOVING, *still)], monkeypatch)
     refuses(model, MOVING, "its layers choose among keys")
-    refuses(model, still, "only encodings that rotate apply to this model: its layers choose keys by rotated states")
+    refuses(model, still, "only encodings that rotate apply to this model: its layers choose keys by other rotated")
 
 
 @kinds(*TYPES)
