@@ -12,7 +12,7 @@ from benchmarks.models import cached_bytes_per_token
 from benchmarks.speed.patched_overhead import DECODED, decoder, prefill
 from benchmarks.timing import finish, interleaved
 from patches import parse, patched
-from service.evaluation import scoring
+from service.evaluation.scoring import token_scores
 
 
 def roofline(scale: Scale) -> Iterator[Row]:
@@ -65,7 +65,7 @@ def scored(scale: Scale, name: str) -> Iterator[Row]:
         plain = float("nan")
         for what, fields in LONG.items():
             slot = patch.slots.acquire(patch.resolve(parse(fields), tokens))
-            run = lambda slot=slot: finish(scoring.token_nll(patch, token_ids, slot, None))  # noqa: E731
+            run = lambda slot=slot: finish(token_scores.token_nll(patch, token_ids, slot, None))  # noqa: E731
             run()
             reset_peak(scale)
             seconds = interleaved({"run": run}, 2, warmup=0).median("run")

@@ -20,7 +20,7 @@ from benchmarks.models import cached_bytes_per_token, llama, random_model
 from benchmarks.paths import ROOT
 from benchmarks.timing import Report, finish
 from patches import parse, patched
-from service.evaluation.scoring import token_nll
+from service.evaluation.scoring.token_scores import token_nll
 
 TOKENS = 16384
 VOCAB = 32768

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from benchmarks.models import llama, random_model
 from benchmarks.timing import Report, interleaved
 from patches import Patched, patched
-from service.evaluation.scoring import token_nll
+from service.evaluation.scoring.token_scores import token_nll
 from service.models.linear.layers import use_fastest
 
 CHUNK = 512

@@ -34,7 +34,7 @@ from service.errors import (
     shutting_down,
 )
 from service.evaluation.checks import InvalidEvaluation
-from service.evaluation.scoring import NotANumber
+from service.evaluation.scoring.token_scores import NotANumber
 from service.jobs.database.opening import StoreOutOfReach
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownCursor, UnknownJob
 from service.models.parallel import LOST

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from patches import Method
-from service.evaluation import pass_memory
 from service.evaluation.cost import Cost
 from service.evaluation.documents import (
     BUILT_IN,
@@ -20,6 +19,7 @@ from service.evaluation.documents import (
 from service.evaluation.overlap import overlaps
 from service.evaluation.request import Bos, DocumentsRequest
 from service.evaluation.results import Overlap
+from service.evaluation.scoring import pass_memory
 from service.evaluation.unit import Plan, Subject, token_digest
 from service.inputs import is_longer, names_of
 from service.models.policies import check_ranges

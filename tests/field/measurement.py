@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from patches import Patched, UnsupportedModel, parse, patched
 from service.engine.request import SamplingParams
-from service.evaluation.scoring import TokenScores, prompt_scores
+from service.evaluation.scoring.token_scores import TokenScores, prompt_scores
 from service.models.checkpoint.loading import ModelLoadError, load
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings

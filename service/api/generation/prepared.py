@@ -26,7 +26,7 @@ from service.api.responses import AutoChoice
 from service.engine.generation import Generation
 from service.engine.request import Grammar, SamplingParams, TokenLogprobs
 from service.errors import context_length_exceeded
-from service.evaluation.scoring import TokenScores, prompt_scores
+from service.evaluation.scoring.token_scores import TokenScores, prompt_scores
 from service.models.registry import ServedModel
 from service.models.text.grammar_parts import Delimiter
 from service.models.text.grammar_text import GrammarRefused, tried

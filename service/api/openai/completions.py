@@ -24,7 +24,7 @@ from service.api.openai.answers import Completion, CompletionChoice, LegacyLogpr
 from service.api.openai.names import Named, named
 from service.api.openai.schemas import CompletionRequest
 from service.api.quotas import set_deadline
-from service.evaluation.scoring import TokenScores
+from service.evaluation.scoring.token_scores import TokenScores
 from service.inputs import as_list
 from service.settings import Settings
 from service.sharing.workers import Workers

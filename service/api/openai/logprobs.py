@@ -9,7 +9,7 @@ from service.api.generation.pieces import Token
 from service.api.generation.token_names import TokenNames
 from service.api.openai.answers import ChatAlternative, ChatLogprobs, ChatToken, LegacyLogprobs, PromptLogprob
 from service.engine.request import TokenLogprobs
-from service.evaluation.scoring import TokenScores
+from service.evaluation.scoring.token_scores import TokenScores
 
 LOWEST = -9999.0
 """JSON has no -inf; this is what OpenAI sends for it."""

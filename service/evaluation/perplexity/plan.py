@@ -20,7 +20,6 @@ from service.evaluation.checks import (
     subjects_of,
     too_short,
 )
-from service.evaluation.chunks import most_tokens
 from service.evaluation.cost import Cost
 from service.evaluation.documents import Document
 from service.evaluation.perplexity import protocols
@@ -28,7 +27,8 @@ from service.evaluation.perplexity.protocols import ScoredWindow, Windows
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult, Protocol
 from service.evaluation.request import Bos
-from service.evaluation.scoring import token_nll
+from service.evaluation.scoring.chunks import most_tokens
+from service.evaluation.scoring.token_scores import token_nll
 from service.evaluation.statistics.per_token import Scored, length_result, position_buckets
 from service.evaluation.unit import Outcome, Plan, Subject, Unit, token_digest
 from service.models.registry import ModelRegistry, ServedModel

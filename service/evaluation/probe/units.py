@@ -11,9 +11,9 @@ import torch
 
 from patches import AttentionMass, encode
 from service.engine.padded.room import make_room
-from service.evaluation.chunks import bounded, chunk_length, most_tokens
 from service.evaluation.documents import Document
-from service.evaluation.scoring import token_scores
+from service.evaluation.scoring.chunks import bounded, chunk_length, most_tokens
+from service.evaluation.scoring.token_scores import token_scores
 from service.evaluation.unit import Outcome, Unit, token_digest
 
 

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from service.evaluation.chunks import most_tokens
 from service.evaluation.documents import Document
-from service.evaluation.scoring import token_scores
+from service.evaluation.scoring.chunks import most_tokens
+from service.evaluation.scoring.token_scores import token_scores
 from service.evaluation.unit import Outcome, Unit, token_digest
 
 COPIES = 4

@@ -6,9 +6,9 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from service.evaluation.chunks import most_tokens
 from service.evaluation.retrieval.prompts import Sample
-from service.evaluation.scoring import Reading
+from service.evaluation.scoring.chunks import most_tokens
+from service.evaluation.scoring.token_scores import Reading
 from service.evaluation.unit import Outcome, Unit, token_digest
 
 

@@ -165,7 +165,7 @@ def test_out_of_memory_in_scoring_costs_the_scoring(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as fault:
-        fault.setattr("service.evaluation.scoring.token_scores", failing)
+        fault.setattr("service.evaluation.scoring.token_scores.token_scores", failing)
         answer = httpx.post(f"{url}/perplexity", json=body)
         assert (answer.status_code, answer.headers["x-should-retry"]) == (507, "false")
         with ThreadPoolExecutor(1) as pool:

@@ -15,19 +15,19 @@ from pydantic import ValidationError
 
 from patches import parse, patched
 from service.api.validation import problems_in
-from service.evaluation import pass_memory
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.checks import InvalidEvaluation
-from service.evaluation.chunks import shortened
 from service.evaluation.documents import BUILT_IN
 from service.evaluation.long_perplexity.plan import LongPerplexityPlan
-from service.evaluation.pass_memory import WORKING, free_bytes, pass_bytes
 from service.evaluation.probe.units import CopyUnit
 from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.request import EvaluationRequest, LengthRange
 from service.evaluation.retrieval.request import PasskeyRequest
 from service.evaluation.ruler.request import RulerRequest
-from service.evaluation.scoring import NotANumber, token_nll
+from service.evaluation.scoring import pass_memory
+from service.evaluation.scoring.chunks import shortened
+from service.evaluation.scoring.pass_memory import WORKING, free_bytes, pass_bytes
+from service.evaluation.scoring.token_scores import NotANumber, token_nll
 from service.evaluation.sweep.request import SweepRequest
 from service.evaluation.unit import Plan
 from service.models.registry import ModelRegistry

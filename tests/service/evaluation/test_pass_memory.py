@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from patches import parse, patched
 from service.evaluation.documents import from_token_ids
-from service.evaluation.pass_memory import pass_bytes
 from service.evaluation.perplexity.plan import PerplexityPlan
+from service.evaluation.scoring.pass_memory import pass_bytes
 from service.evaluation.unit import Subject, evaluate
 from tests.forks.process import forked
 

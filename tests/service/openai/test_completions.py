@@ -288,7 +288,7 @@ def test_a_deadline_ends_the_work(http: httpx.Client, body: dict[str, Any]) -> N
 def test_memory_of_scores_is_bounded_by_the_chunk(tiny: Path) -> None:
     """Whatever the prompt's length, no logits of more than one chunk exist at once."""
     from patches import parse, patched
-    from service.evaluation.scoring import prompt_scores
+    from service.evaluation.scoring.token_scores import prompt_scores
     from tests.service.openai.conftest import plain
 
     model = plain(tiny)

@@ -13,7 +13,7 @@ from patches import Method, Patched, parse, patched
 from service.engine.choice import EngineChoice
 from service.engine.request import SamplingParams
 from service.engine.verification import _check
-from service.evaluation.scoring import prompt_scores
+from service.evaluation.scoring.token_scores import prompt_scores
 from tests.card import Wait, WrongDevice, card
 from tests.methods import Fields
 from tests.models import VOCAB_SIZE, tiny_model

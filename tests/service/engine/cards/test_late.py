@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from patches import parse, patched
 from patches.attention.paged import in_place
-from service.evaluation.scoring import prompt_scores
+from service.evaluation.scoring.token_scores import prompt_scores
 from tests.card import Card, LateCard, LateUploads, card
 from tests.methods import Fields
 from tests.models import VOCAB_SIZE, tiny_model

@@ -22,7 +22,7 @@ from service.engine.limits import EngineLimits
 from service.engine.request import SamplingParams
 from service.engine.thread.out_of_memory import OutOfMemory
 from service.engine.verification import verify
-from service.evaluation.scoring import Reading, token_nll
+from service.evaluation.scoring.token_scores import Reading, token_nll
 from tests.field.configurations import VOCAB_SIZE, tiny_model
 from tests.service.conftest import tiny_tokenizer
 from tests.service.engine.padded.test_padded import run_out_of_memory_once, until_idle

@@ -16,8 +16,8 @@ from service.engine.padded.caches import sizes
 from service.engine.padded.room import RoomyLayer, make_room
 from service.engine.padded.sequence import Batch
 from service.engine.request import EngineRequest, SamplingParams
-from service.evaluation import scoring
-from service.evaluation.scoring import Reading, token_nll
+from service.evaluation.scoring import token_scores
+from service.evaluation.scoring.token_scores import Reading, token_nll
 from tests.field.configurations import tiny_model as hybrid_model
 from tests.models import EAGER_ONLY, tiny_config, tiny_model, tiny_tokens
 from tests.service.evaluation.prompting import finish
@@ -151,7 +151,7 @@ def test_room_changes_no_bit_of_a_score(family: str, method: str, monkeypatch: p
     with patched(model) as patch:
         slot = patch.slots.acquire(patch.resolve({"method": method}, len(ids)))
         with_room = finish(token_nll(patch, ids, slot, 32))
-        monkeypatch.setattr(scoring, "make_room", lambda *_: None)
+        monkeypatch.setattr(token_scores, "make_room", lambda *_: None)
         assert (finish(token_nll(patch, ids, slot, 32)) == with_room).all()
 
 

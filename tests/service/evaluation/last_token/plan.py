@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from service.evaluation.checks import documents_of, lengths_of, subjects_of
 from service.evaluation.cost import Cost
-from service.evaluation.scoring import token_nll
+from service.evaluation.scoring.token_scores import token_nll
 from service.evaluation.unit import Outcome, Plan, Subject, Unit
 from service.models.registry import ModelRegistry
 from service.settings import Settings

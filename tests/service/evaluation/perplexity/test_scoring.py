@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from patches import parse, patched
-from service.evaluation import chunks
-from service.evaluation.chunks import chunk_length, in_parts, shortened
 from service.evaluation.documents import from_text, from_token_ids
-from service.evaluation.scoring import Nll, token_nll
+from service.evaluation.scoring import chunks
+from service.evaluation.scoring.chunks import chunk_length, in_parts, shortened
+from service.evaluation.scoring.token_scores import Nll, token_nll
 from tests.models import tiny_model
 from tests.service.conftest import TEXT, tiny_tokenizer
 

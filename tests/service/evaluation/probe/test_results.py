@@ -17,7 +17,7 @@ from service.evaluation.probe.plan import ProbePlan, plan_of
 from service.evaluation.probe.request import ProbeRequest
 from service.evaluation.probe.results import ProbeMethod, ProbeResult
 from service.evaluation.probe.units import CopyUnit
-from service.evaluation.scoring import TokenScores
+from service.evaluation.scoring.token_scores import TokenScores
 from service.evaluation.statistics.proportion import wilson
 from service.evaluation.tables import csv_of
 from service.evaluation.unit import Outcome, Unit, evaluate

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from patches import Patched, encode, parse, patched
-from service.evaluation.scoring import Reading
+from service.evaluation.scoring.token_scores import Reading
 from tests.models import tiny_model, tiny_tokens
 from tests.service.evaluation.prompting import ESSAY, TOKENIZER, finish
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from patches import LONG_CONTEXT, Patched, ResolvedRecipe
-from service.evaluation.chunks import LOGITS_BYTES, chunk_length, inner_size, shortened
+from service.evaluation.scoring.chunks import LOGITS_BYTES, chunk_length, inner_size, shortened
 from service.models.memory.available_memory import available_bytes
 from service.models.memory.cache_size import cache_bytes_per_token
 

@@ -18,7 +18,7 @@ from patches import Patched, ResolvedRecipe, encode
 from service.engine.padded.caches import joined, sizes
 from service.engine.padded.forward import keeps_logits
 from service.engine.padded.room import make_room
-from service.evaluation.chunks import bounded, chunk_length, in_parts
+from service.evaluation.scoring.chunks import bounded, chunk_length, in_parts
 
 Nll = np.ndarray
 
