@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from patches.model.recorded.calls import Calls
 from patches.model.recorded.cheaper import make_cheaper, repeat_in_place
@@ -87,8 +88,9 @@ def _is_same_memory(calls: Calls, one: fx.Node, other: fx.Node) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Address of a tensor's memory, 0 for packed and sparse weights."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+    """Address of a tensor's memory. 0 for packed and sparse weights, and for quantized ones, which wrap other tensors."""
+    has_one = tensor.layout == torch.strided and not is_traceable_wrapper_subclass(tensor)
+    return tensor.untyped_storage().data_ptr() if has_one else 0
 
 
 def _functions(calls: Calls) -> list[fx.Node]:

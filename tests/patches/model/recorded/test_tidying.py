@@ -203,6 +203,22 @@ def test_fewer_calls_give_the_same_bits(compute: Any, most: int, inference: bool
     assert len(targets(recorder)) <= most
 
 
+def test_quantized_weights_are_constants_without_memory_of_their_own() -> None:
+    """torchao's tensors wrap those with the numbers, and have no address that torch shows."""
+    quantization = pytest.importorskip("torchao.quantization")
+    layer = nn.Sequential(nn.Linear(16, 8, bias=False))
+    quantization.quantize_(layer, quantization.Int8WeightOnlyConfig(set_inductor_config=False))
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = layer((x * GAIN).view(1, 16))
+        return y.view(2, 4).t().contiguous().view(1, 8)
+
+    with torch.inference_mode():
+        _, function = recorded(compute, torch.randn(1, 16))
+        x = torch.randn(1, 16)
+        assert torch.equal(function(x), compute(x))
+
+
 def test_products_of_matrices_in_a_row_are_one() -> None:
     recorder, _ = recorded(products, torch.randn(1, 16))
     assert targets(recorder).count("bmm") == 3  # the joined one, that of a matrix elsewhere, that of another factor

@@ -176,6 +176,7 @@ class TestServed:
         assert info["quantization"] == {"scheme": scheme, "layers": {scheme: 28}}
         assert info["memory"]["weights"] < info["parameters"] * 2.2
         assert info["dtype"] == "float32"
+        assert (info["recorded_steps"], info["engine_reason"]) == (True, None)
 
 
 class TestRefusals:
