@@ -276,6 +276,17 @@ class Settings(BaseSettings):
             raise ValueError(f"at most ROPEWAY_CACHE_TOKENS ({cache}), not {size}")
         return size
 
+    @field_validator("cache_tokens")
+    @classmethod
+    def _requests_fit(cls, cache: int | None, others: ValidationInfo) -> int | None:
+        """Raises:
+        ValueError: for a cache that is smaller than the longest request.
+        """
+        longest = others.data.get("max_length")
+        if cache is not None and longest is not None and longest > cache:
+            raise ValueError(f"at least ROPEWAY_MAX_LENGTH ({longest}), not {cache}")
+        return cache
+
     @field_validator("servers")
     @classmethod
     def _limits_are_shared(cls, servers: int, others: ValidationInfo) -> int:

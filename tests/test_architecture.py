@@ -36,6 +36,7 @@ TRANSFORMERS_IN_SERVICE = {
     "service/engine/padded/room.py",
     "service/models/architecture.py",  # demo model under families no Llama carries
     "service/models/checkpoint/configuration.py",
+    "service/models/checkpoint/division.py",  # its argument of from_pretrained
     "service/models/checkpoint/loading.py",  # tokenizers
     "service/models/parallel/messages.py",  # types of caches
     "service/models/checkpoint/text_model.py",  # class that loads a checkpoint

@@ -17,7 +17,7 @@ from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
 from service.engine.verification import checked_length
 from service.metrics import Metrics
-from service.models.checkpoint.loading import Checkpoint
+from service.models.checkpoint.loading import Checkpoint, refuse_undivided
 from service.models.checkpoint.quantization import Quantization
 from service.models.memory.cache_size import cache_bytes, cache_tokens
 from service.models.memory.weights import places
@@ -116,6 +116,7 @@ class ModelRegistry:
         self._grace_s = settings.shutdown_grace_s
         try:
             check(settings)
+            refuse_undivided(settings)
             leader = self._stack.enter_context(leading(settings)) if settings.tensor_parallel > 1 else None
             for group in started(settings):
                 for number, start in enumerate(group):
@@ -156,6 +157,8 @@ class ModelRegistry:
         engine = Engine(patch, limits, _eos_token_ids(checkpoint.model, patch.num_logits), metrics, choice)
         self._stack.callback(engine.thread.stop, self._grace_s)
         longest = settings.max_length or engine.generations.most
+        if longest > (room := engine.generations.most):
+            log.warning("max_length_beyond_the_cache", model=checkpoint.name, max_length=longest, room=room)
         self._models[checkpoint.name] = ServedModel(
             name=checkpoint.name,
             contents=ready.contents,

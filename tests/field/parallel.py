@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from patches import Patched, parse
-from service.models.checkpoint.loading import ModelLoadError, has_plan
+from service.models.checkpoint.division import has_plan
+from service.models.checkpoint.loading import ModelLoadError
 from service.models.parallel.group import joined
 from service.models.start import started
 from service.settings import Settings

@@ -88,7 +88,7 @@ def _is_same_memory(calls: Calls, one: fx.Node, other: fx.Node) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Address of a tensor's memory. 0 for packed and sparse weights, and for quantized ones, which wrap other tensors."""
+    """Address of a tensor's memory. 0 for packed, sparse and quantized weights; the last wrap other tensors."""
     has_one = tensor.layout == torch.strided and not is_traceable_wrapper_subclass(tensor)
     return tensor.untyped_storage().data_ptr() if has_one else 0
 

@@ -13,11 +13,11 @@ from typing import Any
 import structlog
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
-from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from service.models import architecture
 from service.models.checkpoint import configuration, hub
+from service.models.checkpoint.division import arguments_of
 from service.models.checkpoint.quantization import NotQuantized, Quantization, of_checkpoint, quantize
 from service.models.checkpoint.reasons import reason_of
 from service.models.checkpoint.text_model import class_for, drop_other_parts, forward
@@ -55,7 +55,34 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
         ModelLoadError: when the device or the chat template cannot be used. Also when the checkpoint is absent,
             damaged or of a kind that cannot be loaded.
     """
-    device = usable_device(settings)
+    device, is_folder = usable_device(settings), Path(source).is_dir()
+    with _progress_bars(shown=not is_folder and settings.log_format == "console" and sys.stderr.isatty()):
+        place, config = _configured(source, settings)
+        with _blamed(source, "its tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(place, revision=settings.revision, trust_remote_code=False)
+        with _blamed(source, "its weights"):
+            model = _model(name, place, config, settings, device)
+    with _blamed(source):
+        refuse_ends_that_are_no_tokens(model)
+    _set_template(tokenizer, settings)
+    return Checkpoint(name, model.eval(), tokenizer, quantization=of_checkpoint(model))
+
+
+def refuse_undivided(settings: Settings) -> None:
+    """Refuse models that the ranks of a group cannot share, before any rank starts.
+
+    Raises:
+        ModelLoadError: naming the model and the number that has to be a multiple.
+    """
+    if settings.tensor_parallel > 1:
+        for source in sources(settings).values():
+            _, config = _configured(source, settings)
+            with _blamed(source, "its weights"):
+                arguments_of(config, settings.tensor_parallel)
+
+
+def _configured(source: str | Path, settings: Settings) -> tuple[str | Path, Any]:
+    """The place of the files, which is a copy of the hub's if there is one, and the configuration there."""
     architecture.register()
     is_folder = Path(source).is_dir()
     with _blamed(source, "the hub"):
@@ -63,18 +90,9 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
     with _blamed(source):
         if is_folder and not (Path(source) / configuration.FILE).exists():
             raise ValueError(f"the folder has no {configuration.FILE}")
-    place, revision = copy or source, settings.revision
-    with _progress_bars(shown=not is_folder and settings.log_format == "console" and sys.stderr.isatty()):
-        with _blamed(source, "its config.json"):
-            config = configuration.read(place, revision)
-        with _blamed(source, "its tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
-        with _blamed(source, "its weights"):
-            model = _model(name, place, config, settings, device)
-    with _blamed(source):
-        refuse_ends_that_are_no_tokens(model)
-    _set_template(tokenizer, settings)
-    return Checkpoint(name, model.eval(), tokenizer, quantization=of_checkpoint(model))
+    place = copy or source
+    with _blamed(source, "its config.json"):
+        return place, configuration.read(place, settings.revision)
 
 
 def _model(name: str, place: str | Path, config: Any, settings: Settings, device: torch.device) -> PreTrainedModel:
@@ -84,7 +102,7 @@ def _model(name: str, place: str | Path, config: Any, settings: Settings, device
         ValueError: when transformers has no such model, or the files do not have its weights.
     """
     is_quantized = getattr(config, "quantization_config", None) is not None
-    shared_out = _shared_out(config, settings)
+    shared_out = arguments_of(config, settings.tensor_parallel)
     with _without_the_report():
         loaded: Any = class_for(config).from_pretrained(
             place,
@@ -129,41 +147,6 @@ def _without_the_report() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_news)
-
-
-def _shared_out(config: Any, settings: Settings) -> dict[str, Any]:
-    """Arguments of ``from_pretrained`` for a rank that loads its part of the weights.
-
-    Raises:
-        ValueError: when the model cannot be divided by the number of ranks.
-    """
-    ranks = settings.tensor_parallel
-    if ranks == 1:
-        return {}
-    if getattr(config, "quantization_config", None) is not None:
-        raise ValueError(f"quantized weights are not divided: ROPEWAY_TENSOR_PARALLEL={ranks}")
-    text = config.get_text_config()
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        try:
-            heads = getattr(text, name, None)
-        except RuntimeError:  # transformers names no number for layers that differ
-            heads = None
-        if isinstance(heads, int) and heads % ranks:
-            raise ValueError(f"{name} {heads} is no multiple of ROPEWAY_TENSOR_PARALLEL={ranks}")
-    if not has_plan(config):
-        raise ValueError(f"transformers has no plan that divides a {config.model_type} among ranks")
-    return {"distributed_config": DistributedConfig(tp_size=ranks)}
-
-
-WRONGLY_DIVIDED = {"hrm_text", "youtu"}
-"""Types whose weights transformers 5.23 loads wrong under its own plan, as ``python -m tests.field.parallel`` found."""
-
-
-def has_plan(config: Any) -> bool:
-    """True if transformers knows how to divide the layers."""
-    if config.model_type in WRONGLY_DIVIDED:
-        return False
-    return bool(getattr(config.get_text_config(), "base_model_tp_plan", None))
 
 
 def quantized(checkpoint: Checkpoint, settings: Settings) -> Checkpoint:
@@ -242,10 +225,16 @@ def _progress_bars(*, shown: bool) -> Iterator[None]:
 
 
 def sources(settings: Settings) -> dict[str, str | Path]:
-    """Served name -> where to load it from, the default model first: one model, or all models of a folder."""
+    """Served name -> where to load it from, the default model first: one model, or all models of a folder.
+
+    Raises:
+        ModelLoadError: for a revision of a folder, which has none.
+    """
     path = DEMO if settings.model == "demo" else Path(settings.model)
     if not path.is_dir():
         return {settings.model: settings.model}
+    if settings.revision is not None:
+        raise ModelLoadError(f"ROPEWAY_REVISION: only models of the hub have revisions, and {settings.model!r} is here")
     if not (path / "config.json").exists():
         inside = sorted(path.glob("*/config.json"))
         if inside:

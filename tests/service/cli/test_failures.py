@@ -123,6 +123,7 @@ class TestFailures:
             (("methods", "yrn"), "unknown method 'yrn'"),
             (("serve", "--set", "port=70000"), "ROPEWAY_PORT: Input should be less than or equal to 65535"),
             (("serve", "--set", "page_size=x"), "ROPEWAY_PAGE_SIZE: Input should be a valid integer"),
+            (("serve", "--set", "revision=main"), "ROPEWAY_REVISION: only models of the hub have revisions"),
             (("serve", "--model", "/no/such/model"), "ROPEWAY_MODEL: model '/no/such/model' cannot be loaded"),
             (("models", "--model", "/no/such/model"), "ROPEWAY_MODEL: model '/no/such/model' cannot be loaded"),
         ],

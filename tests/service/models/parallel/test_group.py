@@ -189,12 +189,6 @@ def test_settings_and_models_that_cannot_be_divided_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], named: str
 ) -> None:
     settings = Settings(_env_file=None, model=str(folder / "llama"), **{"tensor_parallel": 2, **given})
-    monkeypatch.setattr("service.models.registry.leading", pytest.fail)
-    if "tensor_parallel" in given:  # before any rank starts
-        from service.models.checkpoint.loading import load
-
-        with pytest.raises(ModelLoadError, match=named):
-            load("llama", folder / "llama", settings)
-        return
+    monkeypatch.setattr("service.models.registry.leading", pytest.fail)  # no rank starts
     with pytest.raises(ModelLoadError, match=named):
         ModelRegistry(settings)

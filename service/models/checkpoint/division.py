@@ -1,0 +1,40 @@
+"""Weights divided among the ranks of a tensor-parallel group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.distributed.configuration_utils import DistributedConfig
+
+WRONGLY_DIVIDED = {"hrm_text", "youtu"}
+"""Types whose weights transformers 5.23 loads wrong under its own plan, as ``python -m tests.field.parallel`` found."""
+
+
+def arguments_of(config: Any, ranks: int) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` for one of so many ranks, which loads its part of the weights.
+
+    Raises:
+        ValueError: when the model cannot be divided by the number of ranks.
+    """
+    if ranks == 1:
+        return {}
+    if getattr(config, "quantization_config", None) is not None:
+        raise ValueError(f"quantized weights are not divided: ROPEWAY_TENSOR_PARALLEL={ranks}")
+    text = config.get_text_config()
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        try:
+            heads = getattr(text, name, None)
+        except RuntimeError:  # transformers names no number for layers that differ
+            heads = None
+        if isinstance(heads, int) and heads % ranks:
+            raise ValueError(f"{name} {heads} is no multiple of ROPEWAY_TENSOR_PARALLEL={ranks}")
+    if not has_plan(config):
+        raise ValueError(f"transformers has no plan that divides a {config.model_type} among ranks")
+    return {"distributed_config": DistributedConfig(tp_size=ranks)}
+
+
+def has_plan(config: Any) -> bool:
+    """True if transformers knows how to divide the layers."""
+    if config.model_type in WRONGLY_DIVIDED:
+        return False
+    return bool(getattr(config.get_text_config(), "base_model_tp_plan", None))
