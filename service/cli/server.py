@@ -60,7 +60,10 @@ def settings_with(**given: Any) -> Settings:
             raise StartFailed("; ".join(slips))
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        problems = [f"ROPEWAY_{'.'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors()]
+        problems = [
+            f"ROPEWAY_{'.'.join(map(str, e['loc'])).upper()}: {e['msg'].removeprefix('Value error, ')}"
+            for e in error.errors()
+        ]
         raise StartFailed("; ".join(problems)) from None
     except UnreadableFile as error:
         raise StartFailed(str(error)) from None

@@ -69,13 +69,15 @@ class SharedLimits:
             parts = urlsplit(url)
             port = parts.port or 6379
         except ValueError:  # whose message may have a part of the password
-            raise LimitsUnusable("shared_url: redis://HOST:PORT, where the port is a number below 65536") from None
+            raise LimitsUnusable("ROPEWAY_SHARED_URL: redis://HOST:PORT, with a port below 65536") from None
         if parts.scheme not in SCHEMES:
-            raise LimitsUnusable(f"shared_url: redis://HOST:PORT or one of {', '.join(SCHEMES)}")
+            raise LimitsUnusable(f"ROPEWAY_SHARED_URL: redis://HOST:PORT or one of {', '.join(SCHEMES)}")
         try:
             from redis.asyncio import ConnectionPool, Redis
         except ImportError:
-            raise LimitsUnusable("shared_url needs the extra `shared`: pip install 'ropeway[shared]'") from None
+            raise LimitsUnusable(
+                "ROPEWAY_SHARED_URL: it needs the extra `shared`: pip install 'ropeway[shared]'"
+            ) from None
         self.shown = f"{parts.scheme}://{parts.hostname}:{port}"
         url = parts._replace(scheme=SCHEMES[parts.scheme]).geturl()
         pool = ConnectionPool.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
@@ -93,7 +95,7 @@ class SharedLimits:
         LimitsUnusable: when the server does not answer.
         """
         if not await self.storage.check():
-            raise LimitsUnusable(f"the shared store of limits at {self.shown} does not answer")
+            raise LimitsUnusable(f"ROPEWAY_SHARED_URL: the shared store of limits at {self.shown} does not answer")
 
     async def close(self) -> None:
         await self.client.aclose()

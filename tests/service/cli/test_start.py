@@ -98,9 +98,9 @@ def test_a_model_whose_code_fails_is_one_line(place: str, checkpoints: Path, mon
         ("database_url=mysql://ann:tulip@h/x", "only sqlite:///PATH and postgresql://HOST/NAME are supported"),
         ("database_url=postgresql://ann:tulip@h:bad/x", "ROPEWAY_DATABASE_URL"),
         ("database_url=postgresql://ann:tulip@h:bad/x", "its port is no number"),
-        ("shared_url=redis://:tulip@h:bad", "error: shared_url: redis://HOST:PORT, where the port is a number"),
-        ("shared_url=redis://:tulip@h:70000", "error: shared_url: redis://HOST:PORT, where the port is a number"),
-        ("shared_url=redis://[tulip", "error: shared_url: redis://HOST:PORT, where the port is a number"),
+        ("shared_url=redis://:tulip@h:bad", "error: ROPEWAY_SHARED_URL: redis://HOST:PORT, with a port below 65536"),
+        ("shared_url=redis://:tulip@h:70000", "error: ROPEWAY_SHARED_URL: redis://HOST:PORT, with a port below 65536"),
+        ("shared_url=redis://[tulip", "error: ROPEWAY_SHARED_URL: redis://HOST:PORT, with a port below 65536"),
     ],
 )
 def test_an_impossible_url_is_refused_before_models_load_and_without_its_password(
