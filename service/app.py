@@ -29,7 +29,7 @@ from service.api.http.ports import PortUnusable
 from service.api.http.scope import RequestScope, Traffic
 from service.api.jobs import events, files, routes
 from service.api.jobs.partial import WithoutPartial
-from service.api.quotas import TokenRate
+from service.api.quotas import RATE_HEADERS, TokenRate
 from service.api.responses import failures
 from service.jobs.database.calls import StoreCalls
 from service.jobs.database.opening import StoreOutOfReach, StoreUnusable, default_url
@@ -174,7 +174,7 @@ def _add_layers(app: FastAPI, settings: Settings, keys: ApiKeys, shared: SharedL
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "HEAD", "POST", "PUT", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", "x-should-retry"],
+            expose_headers=["x-request-id", "retry-after", "x-should-retry", *RATE_HEADERS],
         )
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequestScope, settings=settings, metrics=app.state.metrics, traffic=app.state.traffic)

@@ -26,7 +26,8 @@ class RequestContext:
     """One request. ``tenant`` is derived from its API key and is no secret; ``error_code`` is set when it fails.
 
     It may take ``timeout_s`` seconds from ``started`` on the monotonic clock; ``limit`` cancels what runs then.
-    ``cleanup`` runs when the answer is complete or given up, whatever the route did.
+    ``cleanup`` runs when the answer is complete or given up, whatever the route did. ``headers`` are those of its
+    answer, beside the ones that every answer has.
     """
 
     request_id: str
@@ -36,6 +37,7 @@ class RequestContext:
     cleanup: ExitStack = field(default_factory=ExitStack)
     error_code: str | None = None
     limit: asyncio.Timeout | None = None
+    headers: dict[str, str] = field(default_factory=dict)
 
     def seconds_left(self) -> float | None:
         return None if self.timeout_s is None else self.started + self.timeout_s - time.monotonic()

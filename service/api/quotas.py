@@ -23,6 +23,12 @@ from service.sharing.limits import LimitsOutOfReach, SharedLimits, reached, stor
 
 log = structlog.get_logger()
 
+Window = tuple[int, float, int, float]
+"""Tokens of the minute before and seconds until they count no more, and both of the minute now."""
+
+RATE_HEADERS = ("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens")
+"""Of answers to requests that a rate counts: tokens a minute, those left, and the time until all are."""
+
 SLACK_S = 0.1
 """A minute of the shared store begins with a charge, and its clock has milliseconds."""
 
@@ -96,16 +102,27 @@ class TokenRate:
         async with reached():
             if not await self._limiter.hit(self._limit, context.current().tenant, cost=tokens):
                 raise await self._refusal(self._limit, tokens)
+            await self._told(self._limit)
 
     async def _refusal(self, limit: RateLimitItemPerMinute, tokens: int) -> ApiError:
-        storage, key = cast(SlidingWindowCounterSupport, self._limiter.storage), limit.key_for(context.current().tenant)
-        window = await storage.get_sliding_window(key, limit.get_expiry())
+        window = await self._told(limit)
         wait = max(1, math.ceil(_seconds_until(tokens, limit, window)))
         message = f"this API key may ask for {limit.amount} tokens a minute"
         return ApiError(429, message, code="token_rate_exceeded", headers={"Retry-After": str(wait)})
 
+    async def _told(self, limit: RateLimitItemPerMinute) -> Window:
+        """The state of the tenant's limiter, which the answer has in headers, by the names of OpenAI's API."""
+        current, storage = context.current(), cast(SlidingWindowCounterSupport, self._limiter.storage)
+        window = await storage.get_sliding_window(limit.key_for(current.tenant), limit.get_expiry())
+        before, before_left, in_this, _ = window
+        used = int(before * before_left / limit.get_expiry() + in_this)
+        reset = max(0, math.ceil(_seconds_until(limit.amount, limit, window)))
+        told = str(limit.amount), str(max(0, limit.amount - used)), f"{reset}s"
+        current.headers |= dict(zip(RATE_HEADERS, told, strict=True))
+        return window
 
-def _seconds_until(tokens: int, limit: RateLimitItemPerMinute, window: tuple[int, float, int, float]) -> float:
+
+def _seconds_until(tokens: int, limit: RateLimitItemPerMinute, window: Window) -> float:
     """Seconds until ``tokens`` fit, if no others are counted before.
 
     The limiter counts fixed minutes, and weights the one before by its part in the last 60 s. Its own

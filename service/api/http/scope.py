@@ -65,7 +65,7 @@ class RequestScope:
         context.enter(current)
         structlog.contextvars.bind_contextvars(request_id=current.request_id)
         tracing.mark(current.request_id)
-        reply = _Reply(send, current.request_id, self.settings.send_timeout_s)
+        reply = _Reply(send, current, self.settings.send_timeout_s)
         if OPEN.fullmatch(scope["path"]):
             await self._answer(scope, receive, reply)
             return
@@ -109,20 +109,21 @@ class RequestScope:
 class _Reply:
     """Sends an answer with the headers of every answer, within the time that a client has to read it."""
 
-    def __init__(self, send: Send, request_id: str, timeout_s: float) -> None:
-        self._send, self._request_id, self._timeout_s = send, request_id, timeout_s
+    def __init__(self, send: Send, current: RequestContext, timeout_s: float) -> None:
+        self._send, self._current, self._timeout_s = send, current, timeout_s
         self.status: int | None = None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = self._request_id
+            headers["x-request-id"] = self._current.request_id
             headers["x-content-type-options"] = "nosniff"
             if headers.get("content-type", "").startswith("text/html"):
                 headers.setdefault("content-security-policy", NOTHING_LOADED)
                 headers["x-frame-options"] = "DENY"
                 headers["referrer-policy"] = "no-referrer"
+            headers.update(self._current.headers)
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
                 await self._send(message)

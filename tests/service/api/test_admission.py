@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from limits.aio.storage import memory
 
-from service.api.quotas import TokenRate, upper_bound
+from service.api.quotas import RATE_HEADERS, TokenRate, upper_bound
 from service.errors import ApiError
 from service.sharing.admission import Admission, QueueFull, Ticket, TooLarge
 from tests.service.conftest import tiny_tokenizer
@@ -195,11 +195,24 @@ def test_what_can_never_fit_is_refused_at_once_with_the_numbers(narrow: tuple[st
         assert "exceeds the available context size" in error["message"]
 
 
+def rate_of(answer: httpx.Response) -> tuple[int, int, int]:
+    """Tokens a minute of the key, those left, and seconds until all are."""
+    limit, remaining, reset = (answer.headers[name] for name in RATE_HEADERS)
+    assert reset.endswith("s")
+    return int(limit), int(remaining), int(reset[:-1])
+
+
 def test_a_minute_holds_so_many_tokens(checkpoints: Path) -> None:
     with serving(checkpoints, key_tokens_per_minute=100) as (url, _):
+        within_a_minute(10)
         body = {"prompt": [5] * 20, "max_new_tokens": 20, "ignore_eos": True}
-        assert [httpx.post(f"{url}/generate", json=body).status_code for _ in range(2)] == [200, 200]
+        answers = [httpx.post(f"{url}/generate", json=body) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert [rate_of(answer)[:2] for answer in answers] == [(100, 60), (100, 20)]
         answer = httpx.post(f"{url}/generate", json=body)
+        assert rate_of(answer)[:2] == (100, 20)
+        assert 60 < rate_of(answer)[2] <= 120
+        assert "x-ratelimit-limit-tokens" not in httpx.get(f"{url}/models").headers
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "token_rate_exceeded")
         assert 1 <= int(answer.headers["retry-after"]) <= 120
         never = httpx.post(f"{url}/generate", json=body | {"max_new_tokens": 100})
