@@ -8,6 +8,9 @@ from typing import Any
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that closed the connection: it appears in logs only."""
 
+CLIENT_DISCONNECTED = "client_disconnected"
+"""The code of such a request, in logs and metrics."""
+
 MAX_PROBLEMS = 10
 MAX_CHARS = 200
 MAX_CHARS_OF_THE_FIRST = 800

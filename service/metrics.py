@@ -35,7 +35,11 @@ class Metrics:
         self.success = self._counter(
             "request_success", "Sequences ended, by why: stop, length, abort, error.", (*LABELS, "finished_reason")
         )
-        self.rejected = self._counter("requests_rejected", "Requests answered with an error, by its code.", ("reason",))
+        self.rejected = self._counter(
+            "requests_rejected",
+            "Requests answered with an error, by its code, or left by their client: client_disconnected.",
+            ("reason",),
+        )
         self.restarts = self._counter("engine_restarts", "Generation threads replaced.", ("model_name",))
         self.jobs_out_of_reach = Gauge(
             "ropeway_jobs_out_of_reach",

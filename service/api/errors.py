@@ -24,6 +24,7 @@ from service.engine.failures import EngineFailed, EngineStopping
 from service.engine.thread.out_of_memory import OutOfMemory
 from service.errors import (
     CLIENT_CLOSED_REQUEST,
+    CLIENT_DISCONNECTED,
     MAX_CHARS,
     ApiError,
     ClientGone,
@@ -72,7 +73,7 @@ def _unknown_model(error: UnknownModel) -> ApiError:
 
 
 def _client_gone(_: Exception) -> ApiError:
-    return ApiError(CLIENT_CLOSED_REQUEST, "the client closed the connection")
+    return ApiError(CLIENT_CLOSED_REQUEST, "the client closed the connection", code=CLIENT_DISCONNECTED)
 
 
 _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
@@ -124,8 +125,6 @@ def response_of(error: ApiError) -> JSONResponse:
 def report(error: Exception) -> ApiError:
     """The answer to ``error``: its code goes to the request's log line, the server's own faults are logged here."""
     api_error = as_api_error(error)
-    if api_error.status == CLIENT_CLOSED_REQUEST:
-        return api_error
     context.current().error_code = api_error.code or "error"
     if api_error.status == 500:
         log.error("request_failed", code=api_error.code, exc_info=error)

@@ -18,7 +18,7 @@ from service import context, tracing
 from service.api.errors import answer
 from service.api.http.access import OPEN
 from service.context import RequestContext
-from service.errors import CLIENT_CLOSED_REQUEST, shutting_down
+from service.errors import CLIENT_CLOSED_REQUEST, CLIENT_DISCONNECTED, shutting_down
 from service.metrics import Metrics
 from service.settings import Settings
 
@@ -83,6 +83,9 @@ class RequestScope:
                 await answer(shutting_down())(scope, receive, reply.send)
             else:
                 await self.app(scope, receive, reply.send)
+            if not reply.is_whole:  # a stream that ends early without an error has lost its reader
+                context.current().error_code = CLIENT_DISCONNECTED
+                reply.status = CLIENT_CLOSED_REQUEST
         except ClientTooSlow:
             context.current().error_code = "client_too_slow"
             raise
@@ -107,11 +110,15 @@ class RequestScope:
 
 
 class _Reply:
-    """Sends an answer with the headers of every answer, within the time that a client has to read it."""
+    """Sends an answer with the headers of every answer, within the time that a client has to read it.
+
+    ``status`` is for the log, None before the start. ``is_whole`` is true once the last part of the body was sent.
+    """
 
     def __init__(self, send: Send, current: RequestContext, timeout_s: float) -> None:
         self._send, self._current, self._timeout_s = send, current, timeout_s
         self.status: int | None = None
+        self.is_whole = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -127,6 +134,7 @@ class _Reply:
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
                 await self._send(message)
+            self.is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
         except TimeoutError:
             if limit.expired():
                 raise ClientTooSlow(f"nothing was read for {self._timeout_s:g} seconds") from None

@@ -12,14 +12,16 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import CapturingLogger
 
 from patches import METHODS
 from service import tracing
+from service.api.http import scope
 from service.app import create_app
 from service.cli.server import StartFailed
 from service.settings import Settings
 from tests.service.conftest import TEXT
-from tests.service.serving import engine_of, serving
+from tests.service.serving import engine_of, serving, wait_for
 
 LONG = [5, 6, 7]
 """A prompt that the tiny model goes on from for hundreds of tokens."""
@@ -115,6 +117,24 @@ def test_refusals_are_counted_by_reason(served: tuple[str, FastAPI]) -> None:
     httpx.post(f"{url}/generate", json={})
     for reason, count in before.items():
         assert value(url, "requests_rejected_total", reason=reason) == count + 1
+
+
+def test_a_stream_that_its_client_leaves_is_logged_and_counted(
+    served: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _ = served
+    log = CapturingLogger()
+    monkeypatch.setattr(scope, "log", log)
+    before = value(url, "requests_rejected_total", reason="client_disconnected")
+    body = {"prompt": TEXT[:40], "max_new_tokens": 900, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/generate", json=body) as answer:
+        assert answer.status_code == 200
+        next(answer.iter_lines())
+    httpx.post(f"{url}/generate", json=body | {"max_new_tokens": 1})  # read to its end
+    wait_for(lambda: value(url, "requests_rejected_total", reason="client_disconnected") == before + 1)
+    lines = [(call.kwargs["status"], call.kwargs["code"]) for call in log.calls if call.args == ("request",)]
+    assert [line for line in lines if line != (200, None)] == [(499, "client_disconnected")]
+    assert (200, None) in lines
 
 
 def test_labels_are_bounded(served: tuple[str, FastAPI]) -> None:
