@@ -65,6 +65,9 @@ def arranged(document: dict[str, Any], *, keys_asked_for: bool) -> dict[str, Any
     return document
 
 
+SERVER = {"url": "..", "description": "This server, behind any prefix of a proxy: from the place of this document"}
+
+
 def in_brief(document: dict[str, Any]) -> dict[str, Any]:
     """A copy of ``document`` that names the methods without their schemas, for Swagger UI.
 
@@ -76,7 +79,8 @@ def in_brief(document: dict[str, Any]) -> dict[str, Any]:
     schemas = {**components["schemas"], "PositionEncoding": {**encoding, "anyOf": forms}}
     whole = "Encodings are in brief here; [openapi.json](openapi.json) has the schemas of all methods."
     about = {**document["info"], "description": f"{document['info']['description']}\n\n{whole}"}
-    return {**document, "info": about, "components": {**components, "schemas": schemas}}
+    shown = {"info": about, "components": {**components, "schemas": schemas}}
+    return {**document, **shown, "servers": [SERVER]}
 
 
 def _title(operation: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import time
 from fastapi import FastAPI
 
 from tests.service.ui.conftest import Visits, playwright
+from tests.service.ui.proxy import proxied
 
 expect = playwright.expect
 
@@ -25,3 +26,14 @@ def test_operations_open_at_once(visits: Visits, tiny: tuple[str, FastAPI]) -> N
         expect(operation.locator(".responses-wrapper")).to_be_visible()
         page.evaluate("new Promise(requestAnimationFrame)")
         assert time.perf_counter() - began < OPENS_S, path
+
+
+def test_requests_of_the_page_go_behind_the_prefix_of_a_proxy(visits: Visits, tiny: tuple[str, FastAPI]) -> None:
+    with proxied(tiny[0], "/a/prefix") as proxy:
+        page = visits.open(f"{proxy.url}/docs")
+        operation = page.locator(".opblock-get", has=page.locator('[data-path="/health"]'))
+        operation.locator(".opblock-summary-control").click()
+        operation.get_by_role("button", name="Try it out").click()
+        operation.get_by_role("button", name="Execute").click()
+        expect(operation.locator(".request-url pre")).to_have_text(f"{proxy.url}/health")
+        expect(operation.locator(".live-responses-table tr.response .response-col_status")).to_contain_text("200")
