@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from transformers.distributed.configuration_utils import DistributedConfig
@@ -20,17 +21,30 @@ def arguments_of(config: Any, ranks: int) -> dict[str, Any]:
         return {}
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"quantized weights are not divided: ROPEWAY_TENSOR_PARALLEL={ranks}")
-    text = config.get_text_config()
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        try:
-            heads = getattr(text, name, None)
-        except RuntimeError:  # transformers names no number for layers that differ
-            heads = None
-        if isinstance(heads, int) and heads % ranks:
-            raise ValueError(f"{name} {heads} is no multiple of ROPEWAY_TENSOR_PARALLEL={ranks}")
+    heads = _heads(config.get_text_config())
+    for name, number in heads.items():
+        if number % ranks:
+            most = math.gcd(*heads.values())
+            allowed = ", ".join(str(number) for number in range(1, most + 1) if most % number == 0)
+            raise ValueError(
+                f"{name} {number} is no multiple of ROPEWAY_TENSOR_PARALLEL={ranks}: allowed are {allowed}"
+            )
     if not has_plan(config):
         raise ValueError(f"transformers has no plan that divides a {config.model_type} among ranks")
     return {"distributed_config": DistributedConfig(tp_size=ranks)}
+
+
+def _heads(text: Any) -> dict[str, int]:
+    """Numbers of heads that all layers share, by their names in the configuration."""
+    found = {}
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        try:
+            number = getattr(text, name, None)
+        except RuntimeError:  # transformers names no number for layers that differ
+            continue
+        if isinstance(number, int):
+            found[name] = number
+    return found
 
 
 def has_plan(config: Any) -> bool:

@@ -49,7 +49,8 @@ def cache_tokens(patch: Patched, settings: Settings, among: int = 1) -> int:
         wanted = int(free * 0.7 / among) // per_token
     else:
         reach = min(CPU_REACH * patch.geometry.original_max_position_embeddings, CPU_CACHE_TOKENS)
-        wanted = min(max(reach, settings.max_length or 0), _fitting(int(free * 0.25) // per_token, patch))
+        longest = -(-(settings.max_length or 0) // settings.page_size) * settings.page_size  # in whole pages
+        wanted = min(max(reach, longest), _fitting(int(free * 0.25) // per_token, patch))
     return max(settings.page_size * 4, wanted // settings.page_size * settings.page_size)
 
 

@@ -41,6 +41,7 @@ def test_it_fits_the_model(patch: Patched) -> None:
     trained = patch.geometry.original_max_position_embeddings
     assert cache_tokens(patch, asked()) == 32 * trained
     assert cache_tokens(patch, asked(max_length=100 * trained)) == 100 * trained
+    assert cache_tokens(patch, asked(max_length=100 * trained + 1)) == 100 * trained + 32, "a page more"
     assert cache_tokens(patch, asked(max_length=trained)) == 32 * trained
     assert cache_tokens(patch, asked(cache_tokens=77)) == 77
 

@@ -182,7 +182,7 @@ def test_a_rank_is_lost_before_its_exit_code_is_known(monkeypatch: pytest.Monkey
         ({"quantization": "int8"}, "ROPEWAY_QUANTIZATION"),
         ({"attention": "eager"}, "ROPEWAY_ATTENTION"),
         ({"cuda_graphs": True}, "ROPEWAY_CUDA_GRAPHS"),
-        ({"tensor_parallel": 3}, "num_attention_heads 4 is no multiple of ROPEWAY_TENSOR_PARALLEL=3"),
+        ({"tensor_parallel": 3}, "num_attention_heads 4 is no multiple of ROPEWAY_TENSOR_PARALLEL=3: allowed are 1, 2"),
     ],
 )
 def test_settings_and_models_that_cannot_be_divided_are_refused(
