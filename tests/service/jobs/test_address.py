@@ -108,7 +108,7 @@ def test_sources_are_hashed_by_name_and_contents(tmp_path: Path) -> None:
     found.append(hash_of_sources([tmp_path]))
     assert len(set(found)) == 3
     folders = [address.folder_of(package) for package in address.CODE]
-    assert {"hf.py", "scoring.py"} <= {path.name for folder in folders for path in folder.rglob("*.py")}
+    assert {"hf.py", "token_scores.py"} <= {path.name for folder in folders for path in folder.rglob("*.py")}
 
 
 def test_methods_that_mean_the_same_share_an_address(models: ModelRegistry, job_settings: Settings) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from fastapi import FastAPI
 
 from tests.service.ui.conftest import Visits, playwright
@@ -11,8 +9,8 @@ from tests.service.ui.proxy import proxied
 
 expect = playwright.expect
 
-OPENS_S = 10.0
-"""One to two seconds on a free processor."""
+MOST_ELEMENTS = 5000
+"""Of one open operation; sweep has 2,600. With the schemas of all methods there were so many that it took minutes."""
 
 
 def test_operations_open_at_once(visits: Visits, tiny: tuple[str, FastAPI]) -> None:
@@ -21,11 +19,9 @@ def test_operations_open_at_once(visits: Visits, tiny: tuple[str, FastAPI]) -> N
     for path in ("/generate", "/sweep"):
         operation = page.locator(".opblock-post", has=page.locator(f'[data-path="{path}"]'))
         expect(operation).to_be_visible()
-        began = time.perf_counter()
         operation.locator(".opblock-summary-control").click()
         expect(operation.locator(".responses-wrapper")).to_be_visible()
-        page.evaluate("new Promise(requestAnimationFrame)")
-        assert time.perf_counter() - began < OPENS_S, path
+        assert operation.locator("*").count() < MOST_ELEMENTS, path
 
 
 def test_requests_of_the_page_go_behind_the_prefix_of_a_proxy(visits: Visits, tiny: tuple[str, FastAPI]) -> None:
