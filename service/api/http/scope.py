@@ -83,8 +83,9 @@ class RequestScope:
                 await answer(shutting_down())(scope, receive, reply.send)
             else:
                 await self.app(scope, receive, reply.send)
-            if not reply.is_whole:  # a stream that ends early without an error has lost its reader
-                context.current().error_code = CLIENT_DISCONNECTED
+            if not reply.is_whole:  # a stream that ends early without an exception has lost its reader
+                current = context.current()
+                current.error_code = current.error_code or CLIENT_DISCONNECTED  # a failure that it did not read counts
                 reply.status = CLIENT_CLOSED_REQUEST
         except ClientTooSlow:
             context.current().error_code = "client_too_slow"

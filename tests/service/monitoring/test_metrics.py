@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import time
 from collections.abc import Iterator
@@ -12,13 +13,15 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.types import Receive, Scope, Send
 from structlog.testing import CapturingLogger
 
 from patches import METHODS
-from service import tracing
+from service import context, tracing
 from service.api.http import scope
 from service.app import create_app
 from service.cli.server import StartFailed
+from service.metrics import Metrics
 from service.settings import Settings
 from tests.service.conftest import TEXT
 from tests.service.serving import engine_of, serving, wait_for
@@ -135,6 +138,25 @@ def test_a_stream_that_its_client_leaves_is_logged_and_counted(
     lines = [(call.kwargs["status"], call.kwargs["code"]) for call in log.calls if call.args == ("request",)]
     assert [line for line in lines if line != (200, None)] == [(499, "client_disconnected")]
     assert (200, None) in lines
+
+
+@pytest.mark.parametrize(("failure", "code"), [("engine_failed", "engine_failed"), (None, "client_disconnected")])
+def test_a_failure_that_its_client_did_not_read_counts_as_itself(
+    failure: str | None, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stream(_: Scope, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        context.current().error_code = failure
+        await send({"type": "http.response.body", "body": b"part", "more_body": True})
+
+    async def nothing(*_: Any) -> Any: ...
+
+    log, metrics = CapturingLogger(), Metrics("")
+    monkeypatch.setattr(scope, "log", log)
+    layer = scope.RequestScope(stream, Settings(_env_file=None, model="m"), metrics, scope.Traffic())
+    asyncio.run(layer({"type": "http", "method": "POST", "path": "/generate", "headers": []}, nothing, nothing))
+    assert [(call.kwargs["status"], call.kwargs["code"]) for call in log.calls] == [(499, code)]
+    assert metrics.rejected.labels(code)._value.get() == 1
 
 
 def test_labels_are_bounded(served: tuple[str, FastAPI]) -> None:
