@@ -166,7 +166,7 @@ class ModelRegistry:
             patch=patch,
             engine=engine,
             tokenizer=checkpoint.tokenizer,
-            max_length=min(longest, engine.generations.most),
+            max_length=min(longest, room),
             memory=self._memory(checkpoint, cache),
             base=checkpoint.base,
             quantization=checkpoint.quantization,

@@ -45,13 +45,15 @@ class LongRopeSchedule:
         inv_freq = 1.0 / (divisors * self.rope_theta**exponent)
         return Frequencies(inv_freq, self.long_scale if is_long else self.short_scale, self.rope_theta)
 
-    def rope_parameters(self, geometry: RopeGeometry, length: int) -> dict[str, Any]:
+    def rope_parameters(self, geometry: RopeGeometry, length: int) -> dict[str, Any] | None:
+        if self.short_scale != self.long_scale:  # they have one factor for any length
+            return None
         return {
             "rope_type": RopeType.LONGROPE,
             "rope_theta": self.rope_theta,
             "short_factor": list(self.short_factor),
             "long_factor": list(self.long_factor),
-            "attention_factor": self.long_scale if length > self.trained_length else self.short_scale,
+            "attention_factor": self.short_scale,
             "original_max_position_embeddings": self.trained_length,
         }
 

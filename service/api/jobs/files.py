@@ -107,12 +107,12 @@ async def _result(job_id: str, request: Request) -> Packed:
     """Raises:
     ApiError: 409 while the job has no result.
     """
-    found = await stored(request, store_of(request).result, context.current().tenant, job_id)
+    tenant, result = context.current().tenant, store_of(request).result
+    found = await stored(request, result, tenant, job_id)
     if found is None:
         info = await stored_job(job_id, request)
-        if info.has_result:  # since a moment ago
-            return await _result(job_id, request)
-        found = await partial.of_ended(info, request)
+        is_new = info.has_result  # it has one since a moment ago
+        found = await (stored(request, result, tenant, job_id) if is_new else partial.of_ended(info, request))
     if found is None:
         why = f": {info.error.message}" if info.error else ""
         units = f"; its {info.units_done} finished units are in units.json and units.csv" if info.units_done else ""

@@ -104,6 +104,18 @@ def test_a_length_that_fixes_the_frequencies_is_named() -> None:
         default_length(parse(from_text("dynamic")), GEOMETRY)
 
 
+def test_a_factor_that_follows_the_length_is_fixed_too() -> None:
+    """Other systems have two lists by length, and one factor for both."""
+    lists = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+    both = {"method": "longrope", **lists, "short_mscale": 1.1, "long_mscale": 1.3}
+    fixed, equal = (exported(fields, "transformers") for fields in (both, both | {"short_mscale": 1.3}))
+    assert fixed.config["rope_parameters"]["short_factor"] == pytest.approx(lists["long_factor"])
+    assert fixed.config["rope_parameters"]["attention_factor"] == 1.3
+    assert "fixed for 1024 tokens" in fixed.differences[0]
+    assert equal.config["rope_parameters"].items() >= lists.items()
+    assert not any("fixed" in difference for difference in equal.differences)
+
+
 @pytest.mark.parametrize("row", [row for row in rows() if row.reach is not None], ids=lambda row: row.name)
 def test_the_default_length_of_moved_positions_is_the_one_that_they_reach(row: Row) -> None:
     """``reach`` of the table is compared with the distances themselves elsewhere."""
