@@ -77,5 +77,7 @@ async def room_for_a_job(request: Request) -> TokenRate:
 
 
 def accepted(job: JobInfo, request: Request) -> JSONResponse:
+    """202, the job and its address: relative to the request's, so that it holds behind a proxy's path prefix too."""
     info = linked(job, request.app)
-    return JSONResponse(info.model_dump(mode="json"), status_code=202, headers={"Location": f"/jobs/{info.id}"})
+    location = "../" * (request.url.path.count("/") - 1) + f"jobs/{info.id}"
+    return JSONResponse(info.model_dump(mode="json"), status_code=202, headers={"Location": location})

@@ -131,7 +131,7 @@ def test_a_cancelled_job_goes_on_where_it_was(client: httpx.Client) -> None:
     partial = result_of(client, job_id)
     finished = client.get(f"/jobs/{job_id}/units.json").json()["units"]
     answer = client.post(f"/jobs/{job_id}/resume")
-    assert (answer.status_code, answer.headers["location"]) == (202, f"/jobs/{job_id}")
+    assert (answer.status_code, answer.headers["location"]) == (202, f"../../jobs/{job_id}")
     assert (answer.json()["state"], answer.json()["finished_at"]) == ("queued", None)
     assert done(client, job_id)["state"] == "done"
     units = client.get(f"/jobs/{job_id}/units.json").json()["units"]

@@ -33,8 +33,14 @@ def submitted(client: httpx.Client, **fields: Any) -> dict[str, Any]:
     answer = client.post("/jobs", json=BODY | fields)
     assert answer.status_code == 202, answer.text
     job: dict[str, Any] = answer.json()
-    assert answer.headers["location"] == f"/jobs/{job['id']}"
+    assert address_of(answer, behind="/a/prefix") == f"/a/prefix/jobs/{job['id']}"
     return job
+
+
+def address_of(accepted: httpx.Response, *, behind: str) -> str:
+    """The path that its Location leads to, for a client of a proxy that takes the prefix ``behind`` off paths."""
+    asked = accepted.request.url
+    return asked.copy_with(path=behind + asked.path).join(accepted.headers["location"]).path
 
 
 def ended(client: httpx.Client, job_id: str) -> dict[str, Any]:
@@ -121,6 +127,7 @@ def test_background_on_a_route_makes_a_job(client: httpx.Client, evaluation: str
     body = {name: value for name, value in BODY.items() if name != "evaluation"}
     answer = client.post(f"/{evaluation}", json=body | {"background": True})
     assert answer.status_code == 202
+    assert address_of(answer, behind="") == f"/jobs/{answer.json()['id']}"
     job = ended(client, answer.json()["id"])
     assert (job["state"], job["evaluation"]) == ("done", evaluation)
 
