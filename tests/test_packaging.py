@@ -168,20 +168,29 @@ class TestMake:
         (tmp_path / ".installed-test").touch()
         assert "pip install" not in run("make", "-n", "test", f"VENV={tmp_path}").stdout
 
-    def test_ci_runs_make_test_at_the_root(self, tmp_path: Path) -> None:
-        make = '#!/bin/sh\necho "$PWD: $*"\ntest "$1" != test || exit 7\n'
+    @pytest.mark.parametrize("with_uv", [True, False])
+    def test_ci_runs_make_test_at_the_root(self, tmp_path: Path, with_uv: bool) -> None:
+        root, commands = tmp_path / "root", tmp_path / "commands"
+        python = f'#!/bin/sh\ncase "$*" in *uv==*) exit {int(not with_uv)}; esac\n'
         # The script itself would look for a browser in the network.
-        for name, script in {"make": make, "apt-get": "#!/bin/sh\nexit 1\n"}.items():
-            (tmp_path / name).write_text(script)
-            (tmp_path / name).chmod(0o755)
-        command = ["bash", str(ROOT / ".ci" / "run")]
-        path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-        ran = subprocess.run(
-            command, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
+        for path, script in {
+            commands / "make": '#!/bin/sh\necho "$PWD: $*"\ntest "$1" != test || exit 7\n',
+            commands / "apt-get": "#!/bin/sh\nexit 1\n",
+            root / ".venv/bin/python": python,
+        }.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(script)
+            path.chmod(0o755)
+        shutil.copytree(ROOT / ".ci", root / ".ci")
+        environment = os.environ | {"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"}
+        command = [str(root / ".ci" / "run")]
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        by_uv = (
+            ".venv/.installed-test INSTALL=.venv/bin/uv pip install -q --python .venv/bin/python -c constraints.txt -e"
         )
-        assert ran.stdout.splitlines() == [f"{ROOT}: .venv/.installed-test", f"{ROOT}: test"]
+        targets = [".venv/bin/python", *([by_uv] if with_uv else []), ".venv/.installed-test", "test"]
+        assert ran.stdout.splitlines() == [f"{root}: {target}" for target in targets]
         assert ran.returncode == 7
-        assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
 def extras_of_the_image() -> str:
