@@ -115,40 +115,39 @@ def part_of(runs: Sequence[range], span: range) -> Iterator[range]:
         first += len(run)
 
 
-def padded_batch(rows: int, position_ids: torch.Tensor, padding_mask: torch.Tensor | None) -> Batch:
+def padded_batch(
+    rows: int, position_ids: torch.Tensor, padding_mask: torch.Tensor | None, *, continues: bool = False
+) -> Batch:
     """Batch of ``rows`` from encoded ``position_ids`` [rows or 1, new tokens] and a padding mask [rows, seen].
 
-    Padding is on the left, on the right, or both. Its positions may be any: nothing attends to it. The host reads a few
-    numbers per row back, once per forward.
+    Padding is on the left, on the right, or both. Its positions may be any: nothing attends to it. Without padding, a
+    row may have several texts, each from position 0 on. The host reads a few numbers per row back, once per forward.
 
     Raises:
-        ValueError: for a gap in a row's mask, and for positions of a text that skip or repeat.
+        ValueError: for a gap in a row's mask, and for positions of a text that skip or repeat. Also for several texts
+            in a row that ``continues`` cached tokens.
     """
-    new = position_ids.shape[1]
-    if padding_mask is None and position_ids.shape[0] == 1:
-        return _uniform_batch(rows, position_ids[0])
-    position_ids = position_ids.expand(rows, -1)
+    new, alike = position_ids.shape[1], padding_mask is None and position_ids.shape[0] == 1
+    if alike and new == 1:  # a step of decoding computes nothing
+        slot, q_start = divmod(int(position_ids), 1 << POSITION_BITS)
+        return Batch([Segment(slice(0, rows), slice(0, 1), slot, q_start, 0)], columns=q_start + 1)
+    position_ids = position_ids if alike else position_ids.expand(rows, -1)
     layout = _unpadded(position_ids) if padding_mask is None else _padded(position_ids, padding_mask)
+    if layout is None:
+        if continues:
+            raise ValueError("position_ids must count up by one behind cached tokens")
+        return Batch(list(_texts(position_ids.expand(rows, -1))), columns=new)
     segments, row = [], 0
     for (slot, q_start, query, pad), group in groupby(layout):
-        count = len(list(group))
+        count = rows if alike else len(list(group))
         segments.append(Segment(slice(row, row + count), slice(query, new), slot, q_start, pad))
         row += count
     return Batch(segments, columns=max(s.key_column + s.q_stop for s in segments))
 
 
-def _uniform_batch(rows: int, position_ids: torch.Tensor) -> Batch:
-    """Batch of rows that share one row of encoded positions [new tokens]."""
-    new = len(position_ids)
-    if new == 1:  # a step of decoding computes nothing
-        slot, q_start = divmod(int(position_ids), 1 << POSITION_BITS)
-    else:
-        slot, q_start, *_ = _unpadded(position_ids[None])[0]
-    return Batch([Segment(slice(0, rows), slice(0, new), slot, q_start, 0)], columns=q_start + new)
-
-
-def _unpadded(position_ids: torch.Tensor) -> list[tuple[int, int, int, int]]:
-    """(slot, first position, 0, 0) of every row of encoded positions [rows, new tokens]."""
+def _unpadded(position_ids: torch.Tensor) -> list[tuple[int, int, int, int]] | None:
+    """(slot, first position, 0, 0) of every row of encoded positions [rows, new tokens]; None if some do not count up
+    by one."""
     new = position_ids.shape[1]
     edges = [position_ids[:, 0], position_ids[:, -1]]
     if new > 2:  # a step of decoding computes nothing more
@@ -159,11 +158,25 @@ def _unpadded(position_ids: torch.Tensor) -> list[tuple[int, int, int, int]]:
         if slot != last_slot:
             raise ValueError(SLOTS_DIFFER)
         if q_start + new - 1 != q_last or not all(counts_up):
-            raise ValueError("position_ids must count up by one along every row (packed rows need segments)")
+            return None
         layout.append((slot, q_start, 0, 0))
     if len({q_start for _, q_start, *_ in layout}) > 1:
         raise ValueError("position_ids must start alike in every row unless a padding mask sets them apart")
     return layout
+
+
+def _texts(position_ids: torch.Tensor) -> Iterator[Segment]:
+    """The texts of each row of encoded positions [rows, new tokens]: each begins at 0, as transformers packs them."""
+    positions, slots = (numbers.tolist() for numbers in decode(position_ids))
+    new = position_ids.shape[1]
+    for row, (position, slot) in enumerate(zip(positions, slots, strict=True)):
+        begins = [0, *(column for column in range(1, new) if position[column] != position[column - 1] + 1)]
+        if any(position[begin] for begin in begins):
+            raise ValueError("position_ids must count up by one in every row; another text in a row begins at 0")
+        if len(set(slot)) > 1:
+            raise ValueError(SLOTS_DIFFER)
+        for begin, end in pairwise([*begins, new]):
+            yield Segment(slice(row, row + 1), slice(begin, end), slot[0], 0, begin)
 
 
 def _padded(position_ids: torch.Tensor, mask: torch.Tensor) -> list[tuple[int, int, int, int]]:

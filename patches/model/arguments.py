@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 
-def tokens_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
-    """Token ids [rows, tokens] or embeddings [rows, tokens, width] of a call of a model."""
-    given = (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
-    tokens: torch.Tensor = next(value for value in given if value is not None)
-    return tokens
+def by_name(
+    parameters: Mapping[str, inspect.Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a call by name, as the seams read them.
+
+    Raises:
+        TypeError: for an argument that is given twice, or more than there are ``parameters``.
+    """
+    names = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(names):
+        raise TypeError(f"{len(args)} arguments without a name, but only {len(names)} have a place")
+    if twice := sorted(set(names[: len(args)]) & kwargs.keys()):
+        raise TypeError(f"got multiple values for argument {twice[0]!r}")
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+def tokens_of(kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """Token ids [rows, tokens] or embeddings [rows, tokens, width] of a call of a model.
+
+    Raises:
+        ValueError: for a call without either.
+    """
+    for name in ("input_ids", "inputs_embeds"):
+        tokens: torch.Tensor | None = kwargs.get(name)
+        if tokens is not None:
+            return tokens
+    raise ValueError("input_ids: give token ids, or inputs_embeds")
+
+
+def inputs_of(kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(``position_ids``, padding mask) of a call of a model. Positions that are not given count unpadded tokens.
 
     Raises:
-        ValueError: for images, video or sound.
+        ValueError: for images, video or sound, and without tokens.
     """
     _refuse_other_input(kwargs)
-    tokens, positions = tokens_of(args, kwargs), kwargs.get("position_ids")
+    tokens, positions = tokens_of(kwargs), kwargs.get("position_ids")
     padding = _padding_mask(kwargs, tokens.shape[1])
     if positions is not None:
         return _of_text(positions, padding), padding
@@ -31,6 +54,12 @@ def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.T
     past = kwargs.get("past_key_values")
     seen = 0 if past is None else past.get_seq_length()
     return torch.arange(seen, seen + tokens.shape[1], device=tokens.device)[None], padding
+
+
+def continues(kwargs: Mapping[str, Any]) -> bool:
+    """True for a call of several tokens behind cached ones."""
+    past = kwargs.get("past_key_values")
+    return past is not None and tokens_of(kwargs).shape[1] > 1 and bool(past.get_seq_length())
 
 
 def _padding_mask(kwargs: Mapping[str, Any], new: int) -> torch.Tensor | None:

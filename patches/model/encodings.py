@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -35,7 +36,8 @@ KEPT = 4096
 """Encodings whose numbers a patched model knows: those that were used last."""
 
 _numbers = itertools.count(1)
-"""Numbers are unique in the process, so a patched model refuses those of another one."""
+_PROCESS_BIT = 32
+"""Numbers are unique, with their process in the bits from this one on. So a patched model refuses those of others."""
 
 
 class Encodings:
@@ -93,7 +95,7 @@ class Encodings:
         """Equal encodings of one reserved length share a number, until ``KEPT`` others have been used since."""
         key = resolved, resolved.length
         with self._lock:
-            number = self._number_of.setdefault(key, next(_numbers))
+            number = self._number_of.setdefault(key, (os.getpid() << _PROCESS_BIT) + next(_numbers))
             self._resolved[number] = self._resolved.pop(number, resolved)
             if len(self._resolved) > KEPT:
                 oldest = self._resolved.pop(next(iter(self._resolved)))
@@ -135,11 +137,15 @@ class Encodings:
         if chosen is None:
             yield position_ids
             return
-        position = positions_of(position_ids)
-        every = [self._known(number) for number in (chosen.tolist() if isinstance(chosen, torch.Tensor) else [chosen])]
+        position, every = positions_of(position_ids), self._every(chosen)
         if isinstance(chosen, torch.Tensor) and len(every) != rows:
             raise ValueError(
                 f"{KEYWORD}: {len(every)} encodings for {rows} rows; give one without a list, or one per row"
+            )
+        if (different := len(set(every) - {self.slots[0]})) > self.slots.capacity:
+            most = self.slots.capacity
+            raise ValueError(
+                f"{KEYWORD}: {different} different encodings; a batch has {most} beside the default at most"
             )
         _refuse_positions_past_reserved_lengths(position, every)
         with ExitStack() as held:
@@ -175,9 +181,25 @@ class Encodings:
         finally:
             self.slots.release(slot)
 
+    def recipes(self, chosen: int | torch.Tensor | None) -> frozenset[ResolvedRecipe]:
+        """The encodings of ``chosen``, as in ``encoded``; None is the model's own.
+
+        Raises:
+            ValueError: for an unknown number.
+        """
+        return frozenset([self.slots[0]] if chosen is None else self._every(chosen))
+
+    def _every(self, chosen: int | torch.Tensor) -> list[ResolvedRecipe]:
+        return [self._known(number) for number in (chosen.tolist() if isinstance(chosen, torch.Tensor) else [chosen])]
+
     def _known(self, number: object) -> ResolvedRecipe:
         with self._lock:
             resolved = self._resolved.pop(number, None) if isinstance(number, int) else None
+            if resolved is None and isinstance(number, int) and number >> _PROCESS_BIT not in (0, os.getpid()):
+                raise ValueError(
+                    f"{KEYWORD}: {number} was made in another process, such as a data loader's worker; call encoding "
+                    "where the model runs"
+                )
             if resolved is None:
                 raise ValueError(f"{KEYWORD}: {number!r} is no encoding of this patched model; pass **encoding(...)")
             self._resolved[number] = resolved  # type: ignore[index]
@@ -188,10 +210,11 @@ def _refuse_positions_past_reserved_lengths(position: torch.Tensor, every: list[
     if all(resolved.length is None for resolved in every):
         return  # the host reads no position back
     reserved = torch.tensor([resolved.length or MAX_POSITION for resolved in every])
-    past = position[:, -1].cpu() >= reserved
+    largest = position.amax(1).cpu()
+    past = largest >= reserved
     if past.any():
         row = int(past.long().argmax())
-        last, length = (int(each.expand(len(past))[row]) for each in (position[:, -1], reserved))
+        last, length = (int(each.expand(len(past))[row]) for each in (largest, reserved))
         raise ValueError(f"length: {last + 1} tokens, but the encoding of row {row} reserved {length}")
 
 
@@ -206,7 +229,11 @@ def by_row(
         ValueError: when the numbers of encodings and of lengths differ, or a length is out of range.
         InvalidEncoding: when an encoding cannot be parsed.
     """
+    if not _is_one(encodings) and not isinstance(encodings, Iterable):
+        raise ValueError(f"encodings: {encodings!r} is no encoding, nor a list of them")
     given: list[Any] = [encodings] if _is_one(encodings) else list(encodings)
+    if not given:
+        raise ValueError("encodings: an empty list; give one encoding, or one per row")
     methods = [parsed(encoding) for encoding in given]
     lengths = [None] if length is None else _tokens(length)
     rows = max(len(methods), len(lengths))

@@ -25,7 +25,7 @@ class Forward:
 
     ``packed`` describes a packed row; ``paged`` says where its keys end (``cu_seq_lens_k``) and contains its paged
     ``cache``, if it has one. ``observer`` sees every attention. ``recordings`` has the forward as a list, or gets it.
-    Layers that cache alike share one of ``rows``.
+    Layers that cache alike share one of ``rows``. A forward of several tokens that ``continues`` has cached ones.
     """
 
     position_ids: torch.Tensor
@@ -35,6 +35,7 @@ class Forward:
     observer: Observer | None = None
     recordings: Recordings | None = None
     rows: dict[Hashable, Row] = field(default_factory=dict)
+    continues: bool = False
     _padded: Batch | None = None
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -46,7 +47,8 @@ class Forward:
         """The segments of a padded batch of ``rows``, made at the first attention and shared by the layers."""
         if self._padded is None:
             mask = self.padding_mask if padding_mask is None else padding_mask
-            self._padded = padded_batch(rows, self.position_ids, None if mask is None or bool(mask.all()) else mask)
+            mask = None if mask is None or bool(mask.all()) else mask
+            self._padded = padded_batch(rows, self.position_ids, mask, continues=self.continues)
         return self._padded
 
 
@@ -63,13 +65,18 @@ class Forwards(threading.local):
         """
         forward = self.running
         if forward is None:
-            raise RuntimeError("no forward runs on this thread: call the patched model, not a part of it")
+            raise RuntimeError(
+                "no forward runs on this thread: call the patched model, not a part, nor another with its "
+                "configuration object"
+            )
         return forward
 
     @contextmanager
-    def opened(self, position_ids: torch.Tensor, padding_mask: torch.Tensor | None) -> Iterator[None]:
+    def opened(
+        self, position_ids: torch.Tensor, padding_mask: torch.Tensor | None, *, continues: bool = False
+    ) -> Iterator[None]:
         """Within it, a ``Forward`` of these inputs and the carried fields runs on this thread."""
-        self.running = Forward(position_ids, padding_mask, **self.carried)
+        self.running = Forward(position_ids, padding_mask, continues=continues, **self.carried)
         try:
             yield
         finally:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from transformers import AttentionInterface, PreTrainedModel
@@ -54,6 +56,8 @@ from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat
 from patches.model.seams import Patched
 
 _names = itertools.count()
+_patched: WeakSet[PreTrainedModel] = WeakSet()
+_lock = threading.Lock()
 _PREFIX = "ropeway_"
 """Prefix of the attention's registered name. With "flash" in it, transformers would look for a kernel."""
 
@@ -137,13 +141,11 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
 
     Raises:
         UnsupportedModel: when the model cannot be carried, or wraps another one; it is then left untouched.
-        ValueError: when it is patched already.
+        ValueError: when it is patched already, or shares its configuration with a patched one.
     """
     _refuse_wrapper(model)
-    if str(text_config(model)._attn_implementation).startswith(_PREFIX):
-        raise ValueError("the model is patched already: one patch serves every encoding")
     name = f"{_PREFIX}{next(_names)}"
-    with ExitStack() as undo:
+    with _once(model), ExitStack() as undo:
         with evaluating(model):
             with refusing("its own forward fails"):
                 plain = logits_of(model) if computes_its_own_encoding(model) else None
@@ -171,11 +173,32 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         _replace_forward(model, forward, undo)
         if hasattr(model, "generate"):
             own: Any = model.generate
-            _replace(model, "generate", wraps(own)(partial(generate, own, model.generation_config)), undo)
+            _replace(model, "generate", wraps(own)(partial(generate, model, own)), undo)
         if plain is not None:
             with evaluating(model), refusing("its forward fails with another attention"):
                 refuse_other_logits(logits_of(model, compared), plain, rounding)
         yield patch
+
+
+@contextmanager
+def _once(model: PreTrainedModel) -> Iterator[None]:
+    """Within it, no other thread patches ``model``, nor this one again.
+
+    Raises:
+        ValueError: when it is patched already, or shares its configuration with a patched one.
+    """
+    with _lock:
+        if model in _patched:
+            raise ValueError("the model is patched already: one patch serves every encoding")
+        if str(text_config(model)._attn_implementation).startswith(_PREFIX):
+            raise ValueError(
+                "its configuration is that of a patched model, or a copy made inside the patch: replace it"
+            )
+        _patched.add(model)
+    try:
+        yield
+    finally:
+        _patched.discard(model)
 
 
 def _refuse_wrapper(model: object) -> None:
@@ -187,6 +210,8 @@ def _refuse_wrapper(model: object) -> None:
         raise UnsupportedModel(
             f"{type(model).__name__} has an encoder and a decoder; only a decoder alone can be patched"
         )
+    if model.device.type == "meta":
+        raise UnsupportedModel("its weights are on the device meta: load them first")
 
 
 def _put(model: PreTrainedModel, attention_name: str, tables: RotaryTables, seams: Seams, undo: ExitStack) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -25,19 +25,21 @@ from patches.batch.slots import decode, positions_of
 from patches.encoding.recipe import AttentionTemperature, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
 from patches.model.architectures import MaskKind, architecture_of
-from patches.model.arguments import inputs_of, logits_by_index, tokens_of
+from patches.model.arguments import by_name, continues, inputs_of, logits_by_index, tokens_of
 from patches.model.attention.attention_seam import AttentionSeam
 from patches.model.attention.eviction import evict
+from patches.model.checkpointing import reopening
 from patches.model.encodings import KEYWORD, Encodings
 from patches.model.forward import Forwards
 from patches.model.fusion.active import fusing
-from patches.model.measuring.continuation import continues, returns_cache
+from patches.model.measuring import continuation
 from patches.model.measuring.geometry import tempered_layers, text_config
 from patches.model.measuring.measurement import Measurement
 from patches.model.ranks import Ranks, heads_of_rank
 from patches.model.recorded.recording import Recordings
 from patches.model.rotary_tables import plain_positions, planes_of
 from patches.model.steps_ahead import StepsAhead
+from patches.model.written import mark, refuse_other_keys
 
 
 class Patched(Encodings):
@@ -90,20 +92,20 @@ class Patched(Encodings):
         """The model's own ``forward`` with plain positions; its state is known to the seams until it returns.
 
         Raises:
-            RuntimeError: inside another forward of this model on the same thread, or with gradient checkpointing. Also
-                with another attention than that of the patch.
-            ValueError: for weights of the attention, and when the keyword argument of ``encoding`` does not fit the
-                rows or their length.
+            RuntimeError: inside another forward of this model on the same thread, or with another attention.
+            ValueError: for weights of the attention. Also when the keyword argument of ``encoding`` does not fit the
+                rows, their length or their cache.
         """
+        kwargs = by_name(self._parameters, args, kwargs) if args else kwargs
         self._refuse_other_forwards(kwargs)
         packed = self.carried.get("packed")
         chosen = kwargs.pop(KEYWORD, None)
-        position_ids, padding_mask = inputs_of(args, kwargs)
-        of_the_model = chosen is None and packed is None  # the host reads no position of a packed row
-        rows = len(tokens_of(args, kwargs))
-        with (
-            self.encoded_by_length(position_ids) if of_the_model else self.encoded(position_ids, chosen, rows)
-        ) as encoded:
+        position_ids, padding_mask = inputs_of(kwargs)
+        encoding = partial(self._encoded, position_ids, chosen, len(tokens_of(kwargs)))
+        if packed is None:
+            refuse_other_keys(kwargs.get("past_key_values"), self.recipes(chosen), self.slots[0])
+        continued = packed is None and continues(kwargs)
+        with encoding() as encoded:
             if "position_ids" in kwargs:
                 # Inside the model nothing needs to know of slots: some layers compute with positions themselves.
                 kwargs["position_ids"] = positions_of(encoded)
@@ -117,18 +119,57 @@ class Patched(Encodings):
                 kwargs = {name: value for name, value in kwargs.items() if name in self._parameters}
             recordings = self.carried.get("recordings")
             on_triton = isinstance(packed, PagedBatch) and packed.backend == "triton" and not self.model.training
-            with self._forwards.opened(encoded, padding_mask), fusing(on_triton and recordings is None):
-                return forward(*args, **kwargs) if recordings is None else recordings.run(forward, kwargs)
+            with (
+                self._forwards.opened(encoded, padding_mask, continues=continued),
+                fusing(on_triton and recordings is None),
+                self._checkpointing(partial(self._reopened, encoding, padding_mask)),
+            ):
+                output = forward(**kwargs) if recordings is None else recordings.run(forward, kwargs)
+            if chosen is not None:
+                mark(output, self.recipes(chosen))
+            return output
+
+    def _encoded(
+        self, position_ids: torch.Tensor, chosen: int | torch.Tensor | None, rows: int
+    ) -> AbstractContextManager[torch.Tensor]:
+        if chosen is None and "packed" not in self.carried:  # the host reads no position of a packed row
+            return self.encoded_by_length(position_ids)
+        return self.encoded(position_ids, chosen, rows)
+
+    def _checkpointing(self, reopened: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
+        checkpoints = self.model.training and getattr(self.model, "is_activation_checkpointing", False)
+        return reopening(self.model, reopened) if checkpoints else nullcontext()
+
+    @contextmanager
+    def _reopened(
+        self, encoding: Callable[[], AbstractContextManager[torch.Tensor]], padding_mask: torch.Tensor | None
+    ) -> Iterator[None]:
+        """Within it, a layer of a forward runs, or runs again in the backward pass."""
+        if self._forwards.running is not None:
+            yield
+            return
+        if self._config._attn_implementation != self.attention_name:
+            raise RuntimeError("gradient checkpointing runs layers again: call backward inside of the patch")
+        with encoding() as encoded:
+            self.slots.upload()
+            with self._forwards.opened(encoded, padding_mask):
+                yield
 
     def _refuse_other_forwards(self, kwargs: Mapping[str, Any]) -> None:
         if self._forwards.running is not None:
             raise RuntimeError("forwards of a patched model do not nest: one already runs on this thread")
-        if self.model.training and getattr(self.model, "is_activation_checkpointing", False):
-            raise RuntimeError("gradient checkpointing runs layers again outside of a forward: switch it off")
         if self._config._attn_implementation != self.attention_name:
             raise RuntimeError("the attention of the patch was replaced: call set_attn_implementation outside of it")
-        if kwargs.get("output_attentions"):
+        if kwargs.get("output_attentions", self._config.output_attentions):
             raise ValueError("output_attentions: a patched model returns no weights; leave it out, or do not patch")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises:
+        TypeError: always. ``copy.deepcopy`` and ``pickle`` of the patched model come here.
+        """
+        raise TypeError(
+            "a patched model is not copied or pickled: do so outside of the patch, or save its state_dict inside"
+        )
 
     @property
     def num_logits(self) -> int:
@@ -139,13 +180,13 @@ class Patched(Encodings):
     def continues(self) -> bool:
         """True if a prompt may be read in chunks; ``continuation`` explains it. Measured outside of a forward."""
         with self._forwards.carrying_nothing():
-            return continues(self.model, self.num_logits)
+            return continuation.continues(self.model, self.num_logits)
 
     @cached_property
     def returns_cache(self) -> bool:
         """False for a model that has to read a sequence from its start in each forward. Measured as ``continues``."""
         with self._forwards.carrying_nothing():
-            return returns_cache(self.model)
+            return continuation.returns_cache(self.model)
 
     def packed(
         self, batch: Batch, paged: Mapping[str, Any], recordings: Recordings | None = None

@@ -68,9 +68,10 @@ def logits_of(
         {} if first is None else {"position_ids": torch.arange(first, first + length, device=model.device)[None]}
     )
     output = model(input_ids=tokens, use_cache=False, **positions)
-    if not hasattr(output, "logits"):
-        raise UnsupportedModel(f"{type(model).__name__} returns no logits: load it with AutoModelForCausalLM")
-    logits: torch.Tensor = output.logits
+    logits: torch.Tensor | None = getattr(output, "logits", None)
+    if logits is None or logits.ndim != 3:
+        lacks = "no logits" if logits is None else "no logits of each token"
+        raise UnsupportedModel(f"{type(model).__name__} returns {lacks}: load it with AutoModelForCausalLM")
     return logits
 
 

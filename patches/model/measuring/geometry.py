@@ -161,7 +161,7 @@ def refuse_other_frequencies(table: RotaryTable, native: ResolvedRecipe) -> None
     """
     if native.length is not None or not native.rotates:
         return  # a module that depends on the length rewrites its frequencies when it runs
-    own, resolved = table.inv_freq.float().cpu(), torch.tensor(native.inv_freq)
+    own, resolved = table.inv_freq.float().cpu(), torch.tensor(native.inv_freq, dtype=torch.float32)
     tolerance = max(1e-4, 8 * torch.finfo(table.inv_freq.dtype).eps)
     if own.shape != resolved.shape or not torch.allclose(own, resolved, rtol=tolerance, atol=0.0):
         raise UnsupportedModel(

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import pad
 
 from patches import encode, patched
-from tests.models import tiny_tokens
+from tests.models import tiny_model, tiny_tokens
 from tests.patches.forward import left_padded, logits_of, relative, slot_of
 from tests.patches.model.test_mixed_batch import LENGTHS, TOLERANCE, batched, eight, model_of, packed_logits, prompts
 
@@ -93,6 +93,36 @@ def test_sequences_packed_into_one_row(family: str) -> None:
             assert relative(logits, logits_of(model, row[None], slot)[0]) < TOLERANCE
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt2"])
+@torch.no_grad()
+def test_several_texts_in_a_row(family: str, rows: int) -> None:
+    """As collators without padding send them: ``position_ids`` begin anew, and there is no mask.
+
+    transformers masks them so without a cache, or in flash attention.
+    """
+    model, tokens = tiny_model(family)[1], [row[:60] for row in prompts()]
+    lengths = [len(row) for row in tokens]
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    ids = torch.cat(tokens)[None]
+    plain = model(ids, position_ids=positions, use_cache=False).logits
+    with patched(model) as patch:
+        assert relative(model(ids, position_ids=positions).logits, plain) < TOLERANCE
+        encodings = ["alibi", "none"] if family == "gpt2" else ["self_extend:neighbor_window=16", "yarn:4"]
+        chosen, other = patch.encoding(encodings[:rows]), torch.arange(positions.shape[1])[None]
+        packed = model(ids.expand(rows, -1), position_ids=torch.cat([positions, other])[:rows], **chosen).logits
+        for row, logits in zip(tokens, packed[0].split(lengths), strict=True):
+            assert relative(logits, model(row[None], **patch.encoding(encodings[0])).logits[0]) < TOLERANCE
+        if rows == 2:
+            assert relative(packed[1], model(ids, **patch.encoding(encodings[1])).logits[0]) < TOLERANCE
+        if family != "gpt2":
+            with pytest.raises(ValueError, match="60 tokens, but the encoding of row 0 reserved 59"):
+                model(ids, position_ids=positions, **patch.encoding("dynamic:2", length=59))
+        cache = model(ids[:, :2], use_cache=True).past_key_values
+        with pytest.raises(ValueError, match="count up by one behind cached tokens"):
+            model(ids, position_ids=positions, past_key_values=cache)
+
+
 # Batches that are refused
 
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
@@ -102,7 +132,8 @@ COUNTED = torch.tensor([[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]])
 @pytest.mark.parametrize(
     ("position_ids", "mask", "message"),
     [
-        (torch.tensor([[0, 1, 2, 0, 1, 2]]), None, "count up by one"),
+        (torch.tensor([[0, 1, 2, 1, 2, 3]]), None, "another text in a row begins at 0"),
+        (encode(torch.tensor([[0, 1, 2, 0, 1, 2]]), torch.tensor([[0, 0, 0, 1, 1, 0]])), None, "same slot"),
         (torch.tensor([[0, 2, 4, 6, 8, 10]]), None, "count up by one"),
         (torch.tensor([[0, 1, 2, 3, 4, 5], [7, 8, 9, 10, 11, 12]]), None, "start alike"),
         (torch.arange(6).expand(2, -1), MASK, "first unpadded token"),
@@ -110,7 +141,16 @@ COUNTED = torch.tensor([[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]])
         (encode(torch.arange(6), torch.tensor([[0, 0, 0, 1, 1, 1]])), None, "same slot"),
         (encode(COUNTED, torch.tensor([[0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 2]])), MASK, "same slot"),
     ],
-    ids=["packed", "strided", "shifted_row", "padding_counted", "shifted", "two_slots", "two_slots_padded"],
+    ids=[
+        "text_begins_at_1",
+        "texts_of_two_slots",
+        "strided",
+        "shifted_row",
+        "padding_counted",
+        "shifted",
+        "two_slots",
+        "two_slots_padded",
+    ],
 )
 @torch.no_grad()
 def test_wrong_position_ids_are_refused(position_ids: torch.Tensor, mask: torch.Tensor | None, message: str) -> None:

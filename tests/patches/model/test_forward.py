@@ -60,7 +60,7 @@ def test_an_interrupted_forward_leaves_no_state() -> None:
 
 def test_a_part_of_the_model_has_no_forward() -> None:
     model, tokens = tiny_model("llama")[1], tiny_tokens(1, 20)
-    with patched(model), pytest.raises(RuntimeError, match="call the patched model, not a part of it"):
+    with patched(model), pytest.raises(RuntimeError, match="call the patched model, not a part"):
         model.model(tokens)
 
 

@@ -101,7 +101,7 @@ def test_restored_after_an_exception(name: str) -> None:
         raise ZeroDivisionError
     assert same(before, state_of(model))
     with pytest.raises(ValueError, match="count up by one"), patched(model):
-        model(tiny_tokens(1, 4), position_ids=torch.tensor([[0, 0, 0, 0]]))
+        model(tiny_tokens(1, 4), position_ids=torch.tensor([[0, 2, 4, 6]]))
     assert same(before, state_of(model))
 
 

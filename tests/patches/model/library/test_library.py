@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.generation import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
-from patches import InvalidEncoding, Patched, SlotsExhausted, SlotTable, parse, patched
+from patches import InvalidEncoding, Patched, SlotTable, parse, patched
 from tests.models import OTHER_FAMILIES, TRAINED_LENGTH, by_tier, every_family, tiny_model, tiny_tokens
 from tests.patches.forward import left_padded, logits_of, relative
 from tests.patches.model.library.test_transformers_parity import SCALINGS, greedy, scalings_of, unpatched
@@ -189,26 +191,31 @@ def test_a_conversation_continues_in_its_cache(patch: Patched) -> None:
     assert torch.equal(again, patch.model.generate(longer, **options))
 
 
-def test_an_assistant_is_refused(patch: Patched) -> None:
-    assistant = tiny_model("llama", seed=1)[1]
-    with pytest.raises(ValueError, match="position_encoding"):
-        patch.model.generate(tiny_tokens(1, 9), assistant_model=assistant, max_new_tokens=4, **patch.encoding("yarn:4"))
-    with patched(assistant), pytest.raises(ValueError, match="no encoding of this patched model"):
-        patch.model.generate(tiny_tokens(1, 9), assistant_model=assistant, max_new_tokens=4, **patch.encoding("yarn:4"))
+def test_a_draft_model_is_refused_unless_it_is_the_model(patch: Patched) -> None:
+    tokens, options = tiny_tokens(1, 9), {"max_new_tokens": 4, "do_sample": False}
+    expected = patch.model.generate(tokens, **options, **patch.encoding("yarn:4"))
+    own = patch.model.generate(tokens, assistant_model=patch.model, **options, **patch.encoding("yarn:4"))
+    assert torch.equal(own, expected)
+    with pytest.raises(ValueError, match="assistant_model: transformers hands the encoding on to the draft model"):
+        patch.model.generate(tokens, assistant_model=tiny_model("llama")[1], **options, **patch.encoding("yarn:4"))
 
 
-@pytest.mark.parametrize("given", ["argument", "configuration", "processor"])
-def test_guidance_is_refused_beside_an_encoding(given: str, patch: Patched) -> None:
+@pytest.mark.parametrize("given", ["argument", "configuration", "in its place", "replaced", "processor"])
+def test_guidance_is_refused_beside_an_encoding(given: str, patch: Patched, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its unconditional forward would have the default encoding."""
     model, tokens = patch.model, tiny_tokens(1, 9)
+    configuration = GenerationConfig(guidance_scale=3.0, max_new_tokens=2)
+    if given == "replaced":
+        monkeypatch.setattr(model, "generation_config", configuration)
+    places: list[Any] = [configuration] if given == "in its place" else []
     options: dict[str, Any] = {
         "argument": {"guidance_scale": 3.0},
-        "configuration": {"generation_config": GenerationConfig(guidance_scale=3.0)},
+        "configuration": {"generation_config": configuration},
         "processor": {"logits_processor": [UnbatchedClassifierFreeGuidanceLogitsProcessor(3.0, model)]},
-    }[given]
+    }.get(given, {})
     with pytest.raises(ValueError, match="guidance_scale: transformers runs"):
-        model.generate(tokens, max_new_tokens=2, **options, **patch.encoding("alibi"))
-    assert model.generate(tokens, max_new_tokens=2, **options).shape[1] > 9
+        model.generate(tokens, *places, max_new_tokens=2, **options, **patch.encoding("alibi"))
+    assert model.generate(tokens, *places, max_new_tokens=2, **options).shape[1] > 9
     assert model.generate(tokens, max_new_tokens=2, guidance_scale=1.0, **patch.encoding("alibi")).shape[1] > 9
 
 
@@ -229,7 +236,7 @@ def test_more_encodings_than_slots_one_after_another(patch: Patched) -> None:
 def test_more_encodings_than_slots_in_one_batch(patch: Patched) -> None:
     rows = SlotTable.capacity + 1
     chosen = patch.encoding([f"linear:{1 + step / 8}" for step in range(1, rows + 1)])
-    with pytest.raises(SlotsExhausted, match="128 different encodings"):
+    with pytest.raises(ValueError, match="128 different encodings; a batch has 127 beside the default at most"):
         patch.model(tiny_tokens(rows, 4), **chosen)
     assert patch.slots.in_use() == 0
 
@@ -241,6 +248,85 @@ def test_equal_encodings_share_a_slot(patch: Patched, monkeypatch: pytest.Monkey
     patch.model(tiny_tokens(3, 4), **patch.encoding(["yarn:4", {"method": "yarn", "factor": 4.0}, "default"]))
     assert len(seen) == 2
     assert 0 in seen
+
+
+# The cache
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_cache_continues_under_its_own_encoding_only(copied: bool, patch: Patched) -> None:
+    tokens, yarn = tiny_tokens(1, 40), patch.encoding("yarn:4")
+    with torch.no_grad():
+        expected = patch.model(tokens, **yarn).logits[:, -2:]
+        written = {"yarn": patch.model(tokens[:, :-2], **yarn), "none": patch.model(tokens[:, :-2])}
+        as_tuple = patch.model(tokens[:, :-2], return_dict=False, **yarn)
+        caches = {name: output.past_key_values for name, output in written.items()} | {"tuple": as_tuple[1]}
+        caches = copy.deepcopy(caches) if copied else caches
+        for name, other, under in (
+            ("yarn", {}, "another"),
+            ("tuple", {}, "another"),
+            ("yarn", patch.encoding("default"), "another"),
+            ("none", yarn, "the default"),
+        ):
+            with pytest.raises(ValueError, match=f"past_key_values: its keys were written under {under} encoding"):
+                patch.model(tokens[:, -2:], past_key_values=caches[name], **other)
+        for name in ("yarn", "tuple"):
+            assert (
+                relative(patch.model(tokens[:, -2:], past_key_values=caches[name], **yarn).logits, expected) < TOLERANCE
+            )
+        again = patch.model(tokens[:, -2:], past_key_values=caches["none"], **patch.encoding("default")).logits
+        assert relative(again, patch.model(tokens).logits[:, -2:]) < TOLERANCE
+
+
+def test_an_empty_cache_takes_any_encoding(patch: Patched) -> None:
+    tokens = tiny_tokens(1, 40)
+    with torch.no_grad():
+        cache = patch.model(tokens, **patch.encoding("yarn:4")).past_key_values
+        cache.crop(-40)
+        assert cache.get_seq_length() == 0
+        plain = patch.model(tokens, past_key_values=cache).logits
+        assert relative(plain, patch.model(tokens).logits) < TOLERANCE
+        patch.model(tokens[:, :1], past_key_values=cache)
+
+
+def test_rows_of_a_cache_may_be_fewer(patch: Patched) -> None:
+    tokens, chosen = tiny_tokens(2, 40), ["yarn:4", "alibi"]
+    with torch.no_grad():
+        cache = patch.model(tokens[:, :-2], **patch.encoding(chosen)).past_key_values
+        cache.batch_select_indices(torch.tensor([1]))
+        result = patch.model(tokens[1:, -2:], past_key_values=cache, **patch.encoding("alibi")).logits
+        expected = patch.model(tokens[1:], **patch.encoding("alibi")).logits[:, -2:]
+    assert relative(result, expected) < TOLERANCE
+
+
+# Arguments without a name
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mpt"])
+@torch.no_grad()
+def test_arguments_in_their_places_are_those_by_name(family: str) -> None:
+    model, tokens = tiny_model(family)[1], tiny_tokens(2, 40)
+    names = list(inspect.signature(model.forward).parameters)
+    expected = model(tokens).logits[:, -2:]
+    with patched(model) as patch:
+        cache, other = (
+            model(tokens[:, :-2], use_cache=True, **options).past_key_values for options in ({}, patch.encoding("none"))
+        )
+        before = [None] * (names.index("past_key_values") - 1)
+        assert relative(model(tokens[:, -2:], *before, cache).logits, expected) < TOLERANCE
+        result = model(tokens[:, -2:], *before, other, **patch.encoding("none")).logits
+        assert relative(result, model(tokens, **patch.encoding("none")).logits[:, -2:]) < TOLERANCE
+        mask = torch.ones(2, 40)
+        mask[0, :9] = 0
+        before = [None] * (names.index("attention_mask") - 1)
+        padded = model(tokens, *before, mask).logits[0, 9:]
+        assert relative(padded, model(tokens[:1, 9:]).logits[0]) < TOLERANCE
+        with pytest.raises(TypeError, match="multiple values for argument 'input_ids'"):
+            model(tokens, input_ids=tokens)
+        with pytest.raises(TypeError, match="arguments without a name"):
+            model(tokens, *[None] * 40)
+        with pytest.raises(ValueError, match="input_ids: give token ids, or inputs_embeds"):
+            model()
 
 
 # Refused
@@ -278,7 +364,8 @@ def test_no_row_goes_past_its_reserved_length(batch: int, patch: Patched) -> Non
         ("yarn:4", 50.0, "length: 50.0 is no number of tokens"),
         ("yarn:4", [50, "60"], "is no number of tokens, nor one for each encoding"),
         (["yarn:4", "default"], [10, 20, 30], "length: 3 lengths for 2 encodings"),
-        ([], None, "length: 1 lengths for 0 encodings"),
+        ([], None, "encodings: an empty list"),
+        (None, None, "encodings: None is no encoding"),
         ("yarm:4", None, "yarm"),
         ("yarn:0.1", None, "factor"),
         ("learned", None, "method: learned is for models trained with learned positions"),

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaModel, PreTrainedModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaModel,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from patches import Patched, UnsupportedModel, patched
 from patches.model import encodings as kept
 from tests.models import tiny_model, tiny_tokens
+from tests.patches.forward import relative
 
 
 @pytest.mark.parametrize(("encodings", "length"), [(["yarn:4"], None), ("yarn:4", [50])])
@@ -55,9 +65,12 @@ def test_another_attention_inside_the_patch_is_refused() -> None:
             model(tiny_tokens(1, 9), **patch.encoding("self_extend"))
 
 
-def test_weights_of_the_attention_are_refused(patch: Patched) -> None:
+def test_weights_of_the_attention_are_refused(patch: Patched, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="output_attentions: a patched model returns no weights"):
         patch.model(tiny_tokens(1, 9), output_attentions=True)
+    monkeypatch.setattr(patch.model.config, "_output_attentions", True)
+    with pytest.raises(ValueError, match="output_attentions"):
+        patch.model(tiny_tokens(1, 9))
 
 
 def test_other_classes_are_refused_with_the_reason(llama: PreTrainedModel) -> None:
@@ -67,3 +80,71 @@ def test_other_classes_are_refused_with_the_reason(llama: PreTrainedModel) -> No
     without_a_head = LlamaModel(llama.config)
     with pytest.raises(UnsupportedModel, match="returns no logits: load it with AutoModel"), patched(without_a_head):
         pass
+    pooled = LlamaForSequenceClassification(llama.config)
+    with pytest.raises(UnsupportedModel, match="returns no logits of each token: load it with Auto"), patched(pooled):
+        pass
+    with pytest.raises(UnsupportedModel, match="its weights are on the device meta"), patched(llama_on("meta")):
+        pass
+
+
+def llama_on(device: str) -> PreTrainedModel:
+    with torch.device(device):
+        return LlamaForCausalLM(tiny_model("llama")[1].config)
+
+
+def test_a_number_of_another_process_is_refused(patch: Patched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of a data loader is a copy, whose numbers would go on like those of the original."""
+    with monkeypatch.context() as worker:
+        worker.setattr(kept.os, "getpid", lambda: 7)
+        number = patch.encoding("linear:1.75")["position_encoding"]
+        patch.model(tiny_tokens(1, 9), position_encoding=number)
+    del patch._resolved[number], patch._number_of[patch.resolve("linear:1.75", 9), None]  # the original has them not
+    with pytest.raises(ValueError, match=f"{number} was made in another process, such as a data loader's worker"):
+        patch.model(tiny_tokens(1, 9), position_encoding=number)
+    assert patch.encoding("linear:1.75")["position_encoding"] != number
+
+
+def test_models_that_share_a_configuration(llama: PreTrainedModel) -> None:
+    twin = LlamaForCausalLM(llama.config)
+    with patched(llama) as patch:
+        with pytest.raises(ValueError, match="the model is patched already"), patched(llama):
+            pass
+        with pytest.raises(ValueError, match="its configuration is that of a patched model"), patched(twin):
+            pass
+        with pytest.raises(RuntimeError, match="nor another with its configuration object"):
+            twin(tiny_tokens(1, 9))
+        with pytest.raises(TypeError, match="a patched model is not copied or pickled"):
+            copy.deepcopy(llama)
+        patch.model(tiny_tokens(1, 9))
+    with patched(twin):
+        twin(tiny_tokens(1, 9))
+    twin(tiny_tokens(1, 9))
+
+
+def test_threads_patch_a_model_one_at_a_time(llama: PreTrainedModel) -> None:
+    refused = []
+
+    def patch_it() -> None:
+        try:
+            with patched(llama):
+                llama(tiny_tokens(1, 9))
+        except ValueError as error:
+            refused.append(str(error))
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(patch_it) for _ in range(16)]:
+            done.result()
+    assert set(refused) <= {"the model is patched already: one patch serves every encoding"}
+
+
+@torch.no_grad()
+def test_a_model_is_patched_under_another_default_format() -> None:
+    model = tiny_model("llama")[1]
+    torch.set_default_dtype(torch.float64)
+    try:
+        with patched(model) as patch:
+            wide = model(tiny_tokens(1, 9), **patch.encoding("yarn:4")).logits
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with patched(model) as patch:
+        assert relative(wide, model(tiny_tokens(1, 9), **patch.encoding("yarn:4")).logits) < 1e-6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from patches import RopeGeometry, UnsupportedModel, patched
+from patches import RopeGeometry, SlotTable, UnsupportedModel, patched
 from tests.methods import Fields, one_per_shape, request_id, rows
 from tests.models import ROPE_THETA, TRAINED_LENGTH, demo_model, tiny_model, tiny_tokens
 from tests.patches.forward import left_padded, relative
@@ -115,14 +117,60 @@ def test_padding_on_either_side_trains_alike(encoding: str) -> None:
     assert losses[0] == pytest.approx(sum(alone) / 76, rel=1e-5)
 
 
-def test_gradient_checkpointing_is_refused() -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "bloom", "deepseek_v3", "phi3"])
+def test_gradient_checkpointing_gives_the_same_gradients(
+    family: str, reentrant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of rows with encodings, after the slots of the forward have been taken by others."""
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if family == "gpt2" else {}
+    model, tokens = tiny_model(family, **dropout)[1].train(), tiny_tokens(3, LENGTH)
+    encodings = (
+        ["none", "alibi", "learned_interpolation:factor=2"] if family == "gpt2" else ["none", "alibi", "default"]
+    )
+    encodings = ["yarn:4", "self_extend:neighbor_window=16", "alibi"] if family not in ("gpt2", "bloom") else encodings
+    mask = torch.ones(3, LENGTH).long()
+    mask[0, :9] = 0
+    gradients, runs = [], list[int]()
+
+    def counted(opened: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+        runs.append(1)
+        return opened(*inputs, **options)
+
+    with patched(model) as patch:
+        for checkpoints in (False, True):
+            if checkpoints:
+                model.activation_checkpointing_enable({"use_reentrant": reentrant})
+                monkeypatch.setattr(patch._forwards, "opened", partial(counted, patch._forwards.opened))
+            loss = loss_of(model, tokens, patch.encoding(encodings), attention_mask=mask)
+            with torch.no_grad():
+                for factor in range(2, 2 + SlotTable.capacity):
+                    patch.slots.release(
+                        patch.slots.acquire(patch.resolve(f"none:attention_temperature={factor / 16}", LENGTH))
+                    )
+            model.zero_grad()
+            loss.backward()
+            gradients.append(
+                {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+            )
+        assert len(runs) == 1 + model.config.num_hidden_layers, "each layer ran again"
+        assert patch.slots.in_use() == 0
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        assert relative(gradients[1][name], gradient) < 1e-5, name
+
+
+def test_a_backward_pass_outside_of_the_patch_is_refused() -> None:
+    """Layers would run again under the model's own attention."""
     model = tiny_model("llama")[1].train()
     model.activation_checkpointing_enable()
+    own = [layer._gradient_checkpointing_func for layer in model.model.layers]
     with patched(model) as patch:
-        with pytest.raises(RuntimeError, match="gradient checkpointing"):
-            loss_of(model, tiny_tokens(1, 9), {})
-        model.eval()
-        loss_of(model, tiny_tokens(1, 9), patch.encoding("yarn:4"))
+        loss = loss_of(model, tiny_tokens(1, 9), patch.encoding("yarn:4"))
+    with pytest.raises(RuntimeError, match="call backward inside of the patch"):
+        loss.backward()
+    assert [layer._gradient_checkpointing_func for layer in model.model.layers] == own
+    loss_of(model, tiny_tokens(1, 9), {}).backward()
 
 
 @pytest.mark.parametrize(
