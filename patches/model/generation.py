@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from patches.model.arguments import by_name
@@ -11,25 +12,43 @@ from patches.model.encodings import KEYWORD
 
 
 def generate(model: Any, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``own(*args, **kwargs)``, for the ``generate`` of ``model``.
+    """``own(*args, **kwargs)``, for the ``generate`` of ``model``. A draft model has its default encoding.
 
     Raises:
-        ValueError: for an encoding beside guidance, whose second forward gets no arguments of the call. Also beside a
-            draft model, which gets all of them.
+        ValueError: for an encoding beside guidance, whose second forward gets no arguments of the call.
     """
     given = by_name(inspect.signature(own).parameters, args, kwargs)
-    if given.get(KEYWORD) is not None:
-        if _guides(given, model.generation_config):
-            raise ValueError(
-                "guidance_scale: transformers runs the second forward of guidance under the default encoding; leave "
-                "guidance_scale or the encoding out"
-            )
-        if given.get("assistant_model") not in (None, model):
-            raise ValueError(
-                "assistant_model: transformers hands the encoding on to the draft model; leave either out, or draft by "
-                "prompt_lookup_num_tokens"
-            )
-    return own(**given)
+    if given.get(KEYWORD) is None:
+        return own(**given)
+    if _guides(given, model.generation_config):
+        raise ValueError(
+            "guidance_scale: transformers runs the second forward of guidance under the default encoding; leave "
+            "guidance_scale or the encoding out"
+        )
+    draft = given.get("assistant_model")
+    with nullcontext() if draft is None or draft is model else _without_encoding(draft):
+        return own(**given)
+
+
+@contextmanager
+def _without_encoding(draft: Any) -> Iterator[None]:
+    """Within it, ``draft.generate`` leaves out the encoding, which transformers hands on and which is of another model.
+
+    The tokens are those of the model alone: it checks each that the draft proposes.
+    """
+    own, replaced = draft.generate, draft.__dict__.get("generate")
+
+    def without(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop(KEYWORD, None)
+        return own(*args, **kwargs)
+
+    draft.generate = without
+    try:
+        yield
+    finally:
+        del draft.generate
+        if replaced is not None:
+            draft.generate = replaced
 
 
 def _guides(given: Mapping[str, Any], defaults: Any) -> bool:

@@ -191,13 +191,20 @@ def test_a_conversation_continues_in_its_cache(patch: Patched) -> None:
     assert torch.equal(again, patch.model.generate(longer, **options))
 
 
-def test_a_draft_model_is_refused_unless_it_is_the_model(patch: Patched) -> None:
-    tokens, options = tiny_tokens(1, 9), {"max_new_tokens": 4, "do_sample": False}
-    expected = patch.model.generate(tokens, **options, **patch.encoding("yarn:4"))
-    own = patch.model.generate(tokens, assistant_model=patch.model, **options, **patch.encoding("yarn:4"))
-    assert torch.equal(own, expected)
-    with pytest.raises(ValueError, match="assistant_model: transformers hands the encoding on to the draft model"):
-        patch.model.generate(tokens, assistant_model=tiny_model("llama")[1], **options, **patch.encoding("yarn:4"))
+@pytest.mark.parametrize("encoding", ["yarn:4", "self_extend"])
+def test_a_draft_model_proposes_under_its_default(encoding: str, patch: Patched) -> None:
+    tokens, options = tiny_tokens(1, 70), {"max_new_tokens": 3 * NEW, "do_sample": False}
+    chosen, draft = patch.encoding(encoding), tiny_model("llama", seed=1)[1]
+    expected = patch.model.generate(tokens, **options, **chosen)
+    assert not torch.equal(patch.model.generate(tokens, **options), expected)
+    for assistant in (draft, patch.model):
+        assert torch.equal(patch.model.generate(tokens, assistant_model=assistant, **options, **chosen), expected)
+    assert "generate" not in vars(draft)
+    with patched(draft) as other:
+        own = vars(draft)["generate"]
+        assert torch.equal(patch.model.generate(tokens, assistant_model=draft, **options, **chosen), expected)
+        assert vars(draft)["generate"] is own
+        assert other.slots.in_use() == 0
 
 
 @pytest.mark.parametrize("given", ["argument", "configuration", "in its place", "replaced", "processor"])
