@@ -115,17 +115,14 @@ def part_of(runs: Sequence[range], span: range) -> Iterator[range]:
         first += len(run)
 
 
-def padded_batch(
-    rows: int, position_ids: torch.Tensor, padding_mask: torch.Tensor | None, *, continues: bool = False
-) -> Batch:
+def padded_batch(rows: int, position_ids: torch.Tensor, padding_mask: torch.Tensor | None) -> Batch:
     """Batch of ``rows`` from encoded ``position_ids`` [rows or 1, new tokens] and a padding mask [rows, seen].
 
     Padding is on the left, on the right, or both. Its positions may be any: nothing attends to it. Without padding, a
     row may have several texts, each from position 0 on. The host reads a few numbers per row back, once per forward.
 
     Raises:
-        ValueError: for a gap in a row's mask, and for positions of a text that skip or repeat. Also for several texts
-            in a row that ``continues`` cached tokens.
+        ValueError: for a gap in a row's mask, and for positions of a text that skip or repeat.
     """
     new, alike = position_ids.shape[1], padding_mask is None and position_ids.shape[0] == 1
     if alike and new == 1:  # a step of decoding computes nothing
@@ -134,8 +131,6 @@ def padded_batch(
     position_ids = position_ids if alike else position_ids.expand(rows, -1)
     layout = _unpadded(position_ids) if padding_mask is None else _padded(position_ids, padding_mask)
     if layout is None:
-        if continues:
-            raise ValueError("position_ids must count up by one behind cached tokens")
         return Batch(list(_texts(position_ids.expand(rows, -1))), columns=new)
     segments, row = [], 0
     for (slot, q_start, query, pad), group in groupby(layout):

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+
+
+def parameters_of(method: Callable[..., Any], model: type, name: str) -> Mapping[str, inspect.Parameter]:
+    """The parameters of ``method``. If it names none of its arguments, those of ``model.name`` or a base class."""
+    own: Mapping[str, inspect.Parameter] = inspect.signature(method).parameters
+    for kind in model.__mro__:
+        if not _names_none(own):
+            break
+        if name in vars(kind):
+            _, *given = inspect.signature(vars(kind)[name]).parameters.items()  # without self
+            own = dict(given)
+    return own
+
+
+def _names_none(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
 
 
 def by_name(
@@ -56,10 +72,11 @@ def inputs_of(kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | N
     return torch.arange(seen, seen + tokens.shape[1], device=tokens.device)[None], padding
 
 
-def continues(kwargs: Mapping[str, Any]) -> bool:
-    """True for a call of several tokens behind cached ones."""
-    past = kwargs.get("past_key_values")
-    return past is not None and tokens_of(kwargs).shape[1] > 1 and bool(past.get_seq_length())
+def has_several_texts(position_ids: torch.Tensor, padding_mask: torch.Tensor | None) -> bool:
+    """True if positions [rows or 1, new tokens] begin anew inside of a row without padding."""
+    if position_ids.shape[1] == 1 or not (padding_mask is None or bool(padding_mask.all())):
+        return False
+    return bool((position_ids.diff() != 1).any())
 
 
 def _padding_mask(kwargs: Mapping[str, Any], new: int) -> torch.Tensor | None:

@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from torch import nn
 
+from patches.model.forward import Forwards
+
 _FUNCTION = "_gradient_checkpointing_func"
 """transformers' attribute of a layer: it is called with the layer's forward and its arguments."""
 
 
-@contextmanager
-def reopening(model: nn.Module, opened: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Within it, layers of ``model`` under gradient checkpointing run again within ``opened()``."""
-    own = {
-        layer: getattr(layer, _FUNCTION)
-        for layer in model.modules()
-        if getattr(layer, "gradient_checkpointing", False) and hasattr(layer, _FUNCTION)
-    }
-    for layer, function in own.items():
-        setattr(layer, _FUNCTION, partial(_checkpointed, function, opened))
-    try:
-        yield
-    finally:
-        for layer, function in own.items():
-            setattr(layer, _FUNCTION, function)
+class Checkpointing:
+    """The layers of one model under gradient checkpointing, replaced while forwards run on any thread."""
 
+    def __init__(self, forwards: Forwards) -> None:
+        self._forwards, self._lock, self._running = forwards, threading.Lock(), 0
+        self._own: dict[nn.Module, Callable[..., Any]] = {}
 
-def _checkpointed(
-    function: Callable[..., Any],
-    opened: Callable[[], AbstractContextManager[None]],
-    layer: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    def run(*inputs: Any, **options: Any) -> Any:
-        with opened():
-            return layer(*inputs, **options)
+    @contextmanager
+    def of(self, model: nn.Module) -> Iterator[None]:
+        """Within it, layers of ``model`` that run again do so in ``reopened()`` of the forward that ran them first."""
+        with self._lock:
+            self._running += 1
+            if self._running == 1:
+                self._own = {layer: getattr(layer, _FUNCTION) for layer in model.modules() if hasattr(layer, _FUNCTION)}
+                for layer, function in self._own.items():
+                    setattr(layer, _FUNCTION, partial(self._checkpointed, function))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+                if not self._running:
+                    for layer, function in self._own.items():
+                        setattr(layer, _FUNCTION, function)
 
-    return function(run, *args, **kwargs)
+    def _checkpointed(self, function: Callable[..., Any], layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        reopened = self._forwards.current.reopened
+        assert reopened is not None, "a forward in training has it"
+
+        def run(*inputs: Any, **options: Any) -> Any:
+            with reopened():
+                return layer(*inputs, **options)
+
+        return function(run, *args, **kwargs)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,6 +18,8 @@ from patches.attention.observation import Observer
 from patches.batch.segments import Batch, padded_batch
 from patches.model.recorded.recording import Recordings
 
+Reopened: TypeAlias = Callable[[], AbstractContextManager[None]]
+
 
 @dataclass
 class Forward:
@@ -25,7 +27,8 @@ class Forward:
 
     ``packed`` describes a packed row; ``paged`` says where its keys end (``cu_seq_lens_k``) and contains its paged
     ``cache``, if it has one. ``observer`` sees every attention. ``recordings`` has the forward as a list, or gets it.
-    Layers that cache alike share one of ``rows``. A forward of several tokens that ``continues`` has cached ones.
+    Layers that cache alike share one of ``rows``. Under gradient checkpointing,
+    ``reopened()`` has the inputs again when a layer runs again.
     """
 
     position_ids: torch.Tensor
@@ -35,7 +38,7 @@ class Forward:
     observer: Observer | None = None
     recordings: Recordings | None = None
     rows: dict[Hashable, Row] = field(default_factory=dict)
-    continues: bool = False
+    reopened: Reopened | None = None
     _padded: Batch | None = None
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -47,8 +50,7 @@ class Forward:
         """The segments of a padded batch of ``rows``, made at the first attention and shared by the layers."""
         if self._padded is None:
             mask = self.padding_mask if padding_mask is None else padding_mask
-            mask = None if mask is None or bool(mask.all()) else mask
-            self._padded = padded_batch(rows, self.position_ids, mask, continues=self.continues)
+            self._padded = padded_batch(rows, self.position_ids, None if mask is None or bool(mask.all()) else mask)
         return self._padded
 
 
@@ -73,10 +75,10 @@ class Forwards(threading.local):
 
     @contextmanager
     def opened(
-        self, position_ids: torch.Tensor, padding_mask: torch.Tensor | None, *, continues: bool = False
+        self, position_ids: torch.Tensor, padding_mask: torch.Tensor | None, reopened: Reopened | None = None
     ) -> Iterator[None]:
         """Within it, a ``Forward`` of these inputs and the carried fields runs on this thread."""
-        self.running = Forward(position_ids, padding_mask, continues=continues, **self.carried)
+        self.running = Forward(position_ids, padding_mask, reopened=reopened, **self.carried)
         try:
             yield
         finally:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from patches.model.arguments import by_name
+from patches.model.arguments import by_name, parameters_of
 from patches.model.encodings import KEYWORD
 
 
@@ -17,38 +16,33 @@ def generate(model: Any, own: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     Raises:
         ValueError: for an encoding beside guidance, whose second forward gets no arguments of the call.
     """
-    given = by_name(inspect.signature(own).parameters, args, kwargs)
+    given = by_name(parameters_of(own, type(model), "generate"), args, kwargs)
     if given.get(KEYWORD) is None:
-        return own(**given)
+        return own(*args, **kwargs)
     if _guides(given, model.generation_config):
         raise ValueError(
             "guidance_scale: transformers runs the second forward of guidance under the default encoding; leave "
             "guidance_scale or the encoding out"
         )
     draft = given.get("assistant_model")
-    with nullcontext() if draft is None or draft is model else _without_encoding(draft):
-        return own(**given)
+    if draft is not None and draft is not model:
+        given["assistant_model"] = _without_encoding(draft)
+    return own(**given)
 
 
-@contextmanager
-def _without_encoding(draft: Any) -> Iterator[None]:
-    """Within it, ``draft.generate`` leaves out the encoding, which transformers hands on and which is of another model.
+def _without_encoding(draft: Any) -> Any:
+    """``draft``, whose ``generate`` leaves out the encoding, which transformers hands on and which is of another model.
 
-    The tokens are those of the model alone: it checks each that the draft proposes.
+    The tokens are those of the model alone: it checks each that the draft proposes. The weights are shared.
     """
-    own, replaced = draft.generate, draft.__dict__.get("generate")
+    view, own = copy.copy(draft), draft.generate
 
     def without(*args: Any, **kwargs: Any) -> Any:
         kwargs.pop(KEYWORD, None)
         return own(*args, **kwargs)
 
-    draft.generate = without
-    try:
-        yield
-    finally:
-        del draft.generate
-        if replaced is not None:
-            draft.generate = replaced
+    view.generate = without
+    return view
 
 
 def _guides(given: Mapping[str, Any], defaults: Any) -> bool:

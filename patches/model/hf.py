@@ -210,6 +210,8 @@ def _refuse_wrapper(model: object) -> None:
         raise UnsupportedModel(
             f"{type(model).__name__} has an encoder and a decoder; only a decoder alone can be patched"
         )
+    if text_config(model).output_attentions:
+        raise UnsupportedModel("its configuration has output_attentions, and a patched model returns no weights")
     if model.device.type == "meta":
         raise UnsupportedModel("its weights are on the device meta: load them first")
 

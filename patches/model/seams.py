@@ -7,7 +7,6 @@ from the ``Forward`` that the model's replaced ``forward`` opens, since not ever
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,14 +24,14 @@ from patches.batch.slots import decode, positions_of
 from patches.encoding.recipe import AttentionTemperature, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
 from patches.model.architectures import MaskKind, architecture_of
-from patches.model.arguments import by_name, continues, inputs_of, logits_by_index, tokens_of
+from patches.model.arguments import by_name, has_several_texts, inputs_of, logits_by_index, parameters_of, tokens_of
 from patches.model.attention.attention_seam import AttentionSeam
 from patches.model.attention.eviction import evict
-from patches.model.checkpointing import reopening
+from patches.model.checkpointing import Checkpointing
 from patches.model.encodings import KEYWORD, Encodings
 from patches.model.forward import Forwards
 from patches.model.fusion.active import fusing
-from patches.model.measuring import continuation
+from patches.model.measuring.continuation import continues, keeps_texts_apart, returns_cache
 from patches.model.measuring.geometry import tempered_layers, text_config
 from patches.model.measuring.measurement import Measurement
 from patches.model.ranks import Ranks, heads_of_rank
@@ -77,9 +76,11 @@ class Patched(Encodings):
         self.embedding: AbsoluteEmbedding | None = None if embeds is None else embeds(model)
         self.table_format, self._elsewhere = measurement.table, measurement.elsewhere
         self._mask, self._chooses_keys = measurement.mask, measurement.chooses_keys
-        self._parameters = inspect.signature(model.forward).parameters
+        self._parameters = parameters_of(model.forward, type(model), "forward")
         self._shares_keys = bool(getattr(config, "num_kv_shared_layers", 0))
         self._forwards, self._steps_ahead = Forwards(), StepsAhead()
+        self._checkpointing = Checkpointing(self._forwards)
+        self._keeps_texts_apart: bool | None = None
         self.attention_seam = AttentionSeam(config, measurement, temperatures, heads, self.slots, self._forwards)
         self.attention = self.attention_seam.attention  # the model calls it without a step in between
 
@@ -102,9 +103,13 @@ class Patched(Encodings):
         chosen = kwargs.pop(KEYWORD, None)
         position_ids, padding_mask = inputs_of(kwargs)
         encoding = partial(self._encoded, position_ids, chosen, len(tokens_of(kwargs)))
-        if packed is None:
-            refuse_other_keys(kwargs.get("past_key_values"), self.recipes(chosen), self.slots[0])
-        continued = packed is None and continues(kwargs)
+        written = frozenset[ResolvedRecipe]()  # the encodings of a cache, none of several texts in a row
+        if packed is None and "position_ids" in kwargs and has_several_texts(position_ids, padding_mask):
+            self._refuse_several_texts(kwargs.get("past_key_values"))
+        elif packed is None:
+            written = self.recipes(chosen)
+            refuse_other_keys(kwargs.get("past_key_values"), written)
+        reopened = partial(self._reopened, encoding, padding_mask) if self._checkpoints else None
         with encoding() as encoded:
             if "position_ids" in kwargs:
                 # Inside the model nothing needs to know of slots: some layers compute with positions themselves.
@@ -120,13 +125,13 @@ class Patched(Encodings):
             recordings = self.carried.get("recordings")
             on_triton = isinstance(packed, PagedBatch) and packed.backend == "triton" and not self.model.training
             with (
-                self._forwards.opened(encoded, padding_mask, continues=continued),
+                self._forwards.opened(encoded, padding_mask, reopened),
                 fusing(on_triton and recordings is None),
-                self._checkpointing(partial(self._reopened, encoding, padding_mask)),
+                nullcontext() if reopened is None else self._checkpointing.of(self.model),
             ):
                 output = forward(**kwargs) if recordings is None else recordings.run(forward, kwargs)
-            if chosen is not None:
-                mark(output, self.recipes(chosen))
+            if packed is None:
+                mark(output, written)
             return output
 
     def _encoded(
@@ -136,9 +141,18 @@ class Patched(Encodings):
             return self.encoded_by_length(position_ids)
         return self.encoded(position_ids, chosen, rows)
 
-    def _checkpointing(self, reopened: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
-        checkpoints = self.model.training and getattr(self.model, "is_activation_checkpointing", False)
-        return reopening(self.model, reopened) if checkpoints else nullcontext()
+    @property
+    def _checkpoints(self) -> bool:
+        return self.model.training and getattr(self.model, "is_activation_checkpointing", False)
+
+    def _refuse_several_texts(self, cache: Any) -> None:
+        if cache is not None and cache.get_seq_length():
+            raise ValueError("position_ids must count up by one behind cached tokens")
+        if self._keeps_texts_apart is None:
+            self._keeps_texts_apart = True  # for the forward that measures it
+            self._keeps_texts_apart = keeps_texts_apart(self.model, self.num_logits)
+        if self._chooses_keys or not self._keeps_texts_apart:
+            raise ValueError("position_ids: layers of this model mix the texts of a row; give each text a row")
 
     @contextmanager
     def _reopened(
@@ -180,13 +194,13 @@ class Patched(Encodings):
     def continues(self) -> bool:
         """True if a prompt may be read in chunks; ``continuation`` explains it. Measured outside of a forward."""
         with self._forwards.carrying_nothing():
-            return continuation.continues(self.model, self.num_logits)
+            return continues(self.model, self.num_logits)
 
     @cached_property
     def returns_cache(self) -> bool:
         """False for a model that has to read a sequence from its start in each forward. Measured as ``continues``."""
         with self._forwards.carrying_nothing():
-            return continuation.returns_cache(self.model)
+            return returns_cache(self.model)
 
     def packed(
         self, batch: Batch, paged: Mapping[str, Any], recordings: Recordings | None = None

@@ -10,27 +10,29 @@ from patches.encoding.recipe import ResolvedRecipe
 _ATTRIBUTE = "_position_encodings"
 
 
-def refuse_other_keys(cache: Any, encodings: Set[ResolvedRecipe], own: ResolvedRecipe) -> None:
-    """Keys stay as they were written, so their encoding continues. Unmarked ones are of the model's ``own``.
+def refuse_other_keys(cache: Any, encodings: Set[ResolvedRecipe]) -> None:
+    """Keys stay as they were written, so their encodings continue. A cache from elsewhere has no mark, and passes.
 
     Raises:
-        ValueError: for a ``cache`` with keys of others than ``encodings``.
+        ValueError: for a ``cache`` with keys of others than ``encodings``, or of several texts in a row.
     """
-    written = getattr(cache, _ATTRIBUTE, None)
-    if cache is None or encodings <= (written or {own}):
+    written = getattr(cache, _ATTRIBUTE, encodings)
+    if encodings == written:
         return
-    if cache.get_seq_length():
-        under = "another encoding" if written else "the default encoding"
-        raise ValueError(
-            f"past_key_values: its keys were written under {under}, and keep it; continue under the same one, or give "
-            "an empty cache"
-        )
-    if written:
+    if not cache.get_seq_length():
         delattr(cache, _ATTRIBUTE)
+    elif not written:
+        raise ValueError("past_key_values: rows of several texts take no more tokens")
+    elif not encodings <= written:
+        raise ValueError(
+            "past_key_values: its keys were written under another encoding; continue under the same one, or give an "
+            "empty cache"
+        )
 
 
 def mark(output: Any, encodings: Set[ResolvedRecipe]) -> None:
-    """Mark the cache in the ``output`` of a forward: all its keys were written under ``encodings``."""
+    """Mark the cache in the ``output`` of a forward: its keys were written under ``encodings``; none of several texts
+    in a row."""
     cache = getattr(output, "past_key_values", None)
     if isinstance(output, tuple):
         cache = next((part for part in output if hasattr(part, "get_seq_length")), None)

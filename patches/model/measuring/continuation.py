@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from patches.model.measuring.forwards import evaluating
 from patches.model.measuring.geometry import WHOLE_PROMPTS, text_config
 from patches.model.measuring.rounding import TOLERANCE
 
@@ -35,8 +36,24 @@ def continues(model: Any, vocab_size: int) -> bool:
     whole = _logits(model, tokens, None, 0)[0][TOKENS // 2 :]
     _, cache = _logits(model, tokens[:, : TOKENS // 2], None, 0)
     second, _ = _logits(model, tokens[:, TOKENS // 2 :], cache, TOKENS // 2)
-    spread = whole.amax(-1) - whole.median(-1).values
-    return bool(((second - whole).abs().amax(-1) <= TOLERANCE[model.dtype] * spread).all())
+    return _alike(second, whole, model)
+
+
+@torch.no_grad()
+def keeps_texts_apart(model: Any, vocab_size: int) -> bool:
+    """True if a text has the same logits alone and behind another one in its row."""
+    tokens = torch.linspace(1, vocab_size - 1, TOKENS, device=model.device).long()[None]
+    second = TOKENS // 2
+    positions = torch.arange(TOKENS, device=model.device)[None] % second
+    with evaluating(model):
+        behind = model(input_ids=tokens, position_ids=positions, use_cache=True).logits[0, second:].double()
+        alone = _logits(model, tokens[:, second:], None, 0)[0]
+    return _alike(behind, alone, model)
+
+
+def _alike(logits: torch.Tensor, expected: torch.Tensor, model: Any) -> bool:
+    spread = expected.amax(-1) - expected.median(-1).values
+    return bool(((logits - expected).abs().amax(-1) <= TOLERANCE[model.dtype] * spread).all())
 
 
 def _logits(model: Any, tokens: torch.Tensor, cache: Any, start: int) -> tuple[torch.Tensor, Any]:

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import pad
 
 from patches import encode, patched
+from tests.field.configurations import tiny_model as field_model
 from tests.models import tiny_model, tiny_tokens
 from tests.patches.forward import left_padded, logits_of, relative, slot_of
 from tests.patches.model.test_mixed_batch import LENGTHS, TOLERANCE, batched, eight, model_of, packed_logits, prompts
@@ -121,6 +122,21 @@ def test_several_texts_in_a_row(family: str, rows: int) -> None:
         cache = model(ids[:, :2], use_cache=True).past_key_values
         with pytest.raises(ValueError, match="count up by one behind cached tokens"):
             model(ids, position_ids=positions, past_key_values=cache)
+        with pytest.raises(ValueError, match="rows of several texts take no more tokens"):
+            model.generate(ids, position_ids=positions, max_new_tokens=2, do_sample=False)
+
+
+@pytest.mark.parametrize("family", ["jamba", "lfm2", "qwen3_next", "deepseek_v32", "deepseek_v4", "doge"])
+@torch.no_grad()
+def test_texts_that_a_model_mixes_are_refused(family: str) -> None:
+    """Recurrent layers go on from one text into the next; layers that choose keys choose those of other texts."""
+    model = field_model(family)
+    tokens = torch.arange(1, 13)[None]
+    with patched(model):
+        model(tokens, position_ids=torch.arange(12)[None])
+        for _ in range(2):
+            with pytest.raises(ValueError, match="layers of this model mix the texts of a row; give each text a row"):
+                model(tokens, position_ids=torch.arange(12)[None] % 6)
 
 
 # Batches that are refused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -199,7 +200,12 @@ def test_a_draft_model_proposes_under_its_default(encoding: str, patch: Patched)
     assert not torch.equal(patch.model.generate(tokens, **options), expected)
     for assistant in (draft, patch.model):
         assert torch.equal(patch.model.generate(tokens, assistant_model=assistant, **options, **chosen), expected)
+    with ThreadPoolExecutor(4) as pool:
+        options["assistant_model"] = draft
+        for done in [pool.submit(patch.model.generate, tokens, **options, **chosen) for _ in range(8)]:
+            assert torch.equal(done.result(), expected)
     assert "generate" not in vars(draft)
+    del options["assistant_model"]
     with patched(draft) as other:
         own = vars(draft)["generate"]
         assert torch.equal(patch.model.generate(tokens, assistant_model=draft, **options, **chosen), expected)
@@ -269,13 +275,9 @@ def test_a_cache_continues_under_its_own_encoding_only(copied: bool, patch: Patc
         as_tuple = patch.model(tokens[:, :-2], return_dict=False, **yarn)
         caches = {name: output.past_key_values for name, output in written.items()} | {"tuple": as_tuple[1]}
         caches = copy.deepcopy(caches) if copied else caches
-        for name, other, under in (
-            ("yarn", {}, "another"),
-            ("tuple", {}, "another"),
-            ("yarn", patch.encoding("default"), "another"),
-            ("none", yarn, "the default"),
-        ):
-            with pytest.raises(ValueError, match=f"past_key_values: its keys were written under {under} encoding"):
+        refused = (("yarn", {}), ("tuple", {}), ("yarn", patch.encoding("default")), ("none", yarn))
+        for name, other in refused:
+            with pytest.raises(ValueError, match="past_key_values: its keys were written under another encoding"):
                 patch.model(tokens[:, -2:], past_key_values=caches[name], **other)
         for name in ("yarn", "tuple"):
             assert (
@@ -294,6 +296,20 @@ def test_an_empty_cache_takes_any_encoding(patch: Patched) -> None:
         plain = patch.model(tokens, past_key_values=cache).logits
         assert relative(plain, patch.model(tokens).logits) < TOLERANCE
         patch.model(tokens[:, :1], past_key_values=cache)
+        both = patch.model(tokens.expand(2, -1), **patch.encoding(["yarn:4", "alibi"])).past_key_values
+        both.crop(-40)
+        patch.model(tokens.expand(2, -1), past_key_values=both, **patch.encoding("yarn:4"))
+        with pytest.raises(ValueError, match="under another encoding"):
+            patch.model(tokens.expand(2, -1), past_key_values=both, **patch.encoding("alibi"))
+
+
+def test_learned_keys_before_a_prompt_have_no_encoding(patch: Patched) -> None:
+    """A prefix of peft is a cache that no forward wrote."""
+    written = patch.model(tiny_tokens(1, 4)).past_key_values
+    prefix = DynamicCache([(layer.keys, layer.values) for layer in written.layers])
+    patch.model(tiny_tokens(1, 9), past_key_values=prefix, **patch.encoding("yarn:4"))
+    with pytest.raises(ValueError, match="under another encoding"):
+        patch.model(tiny_tokens(1, 9), past_key_values=prefix)
 
 
 def test_rows_of_a_cache_may_be_fewer(patch: Patched) -> None:
@@ -334,6 +350,20 @@ def test_arguments_in_their_places_are_those_by_name(family: str) -> None:
             model(tokens, *[None] * 40)
         with pytest.raises(ValueError, match="input_ids: give token ids, or inputs_embeds"):
             model()
+
+
+@torch.no_grad()
+def test_methods_that_others_wrapped_take_arguments_in_their_places() -> None:
+    model, tokens = tiny_model("llama")[1], tiny_tokens(1, 40)
+    forward, generate = model.forward, model.generate
+    model.forward, model.generate = lambda *args, **kw: forward(*args, **kw), lambda *args, **kw: generate(*args, **kw)
+    with patched(model) as patch:
+        yarn = patch.encoding("yarn:4")
+        assert torch.equal(model(tokens, **yarn).logits, model(input_ids=tokens, **yarn).logits)
+        options: dict[str, Any] = {"max_new_tokens": 2, "do_sample": False}
+        assert torch.equal(model.generate(tokens, **options, **yarn), model.generate(inputs=tokens, **options, **yarn))
+        with pytest.raises(ValueError, match="guidance_scale"):
+            model.generate(tokens, GenerationConfig(guidance_scale=3.0, max_new_tokens=2), **yarn)
 
 
 # Refused

@@ -85,6 +85,9 @@ def test_other_classes_are_refused_with_the_reason(llama: PreTrainedModel) -> No
         pass
     with pytest.raises(UnsupportedModel, match="its weights are on the device meta"), patched(llama_on("meta")):
         pass
+    weights = tiny_model("llama", output_attentions=True, attn_implementation="eager")[1]
+    with pytest.raises(UnsupportedModel, match="its configuration has output_attentions"), patched(weights):
+        pass
 
 
 def llama_on(device: str) -> PreTrainedModel:

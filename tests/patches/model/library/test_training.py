@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -158,6 +160,43 @@ def test_gradient_checkpointing_gives_the_same_gradients(
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
         assert relative(gradients[1][name], gradient) < 1e-5, name
+
+
+def test_forwards_of_several_threads_checkpoint_their_own_encoding() -> None:
+    """Both run at once: the layers that the first one leaves are those of the second still."""
+    model, tokens = tiny_model("llama")[1].train(), tiny_tokens(1, LENGTH)
+    entered, leaves = threading.Event(), threading.Event()
+    with patched(model) as patch:
+        chosen = [patch.encoding(encoding) for encoding in ("alibi", "self_extend:group_size=4,neighbor_window=8")]
+        expected = [gradient_of(model, tokens, each) for each in chosen]
+        model.activation_checkpointing_enable()
+        own = [layer._gradient_checkpointing_func for layer in model.model.layers]
+
+        def slow(module: Any, inputs: Any) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                entered.set()
+                leaves.wait(30)
+
+        hook = model.model.layers[0].register_forward_pre_hook(slow)
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(loss_of, model, tokens, chosen[0])
+            assert entered.wait(30)
+            loss = loss_of(model, tokens, chosen[1])
+            leaves.set()
+            losses = [other.result(), loss]
+        hook.remove()
+        assert [layer._gradient_checkpointing_func for layer in model.model.layers] == own
+        for each, gradient in zip(losses, expected, strict=True):
+            model.zero_grad()
+            each.backward()
+            assert relative(model.model.layers[0].self_attn.q_proj.weight.grad, gradient) < 1e-5
+
+
+def gradient_of(model: PreTrainedModel, tokens: torch.Tensor, chosen: dict[str, Any]) -> torch.Tensor:
+    model.zero_grad()
+    loss_of(model, tokens, chosen).backward()
+    gradient: torch.Tensor = model.model.layers[0].self_attn.q_proj.weight.grad.clone()
+    return gradient
 
 
 def test_a_backward_pass_outside_of_the_patch_is_refused() -> None:
