@@ -141,8 +141,11 @@ def lengths_of(
     documents: Sequence[Document],
     special: int,
     settings: Settings,
+    param: str = "lengths",
 ) -> list[int]:
     """Context lengths that every document has room for; doublings of the trained length where none are given.
+
+    ``param`` is the request's field that has the longest one.
 
     Raises:
         InvalidEvaluation: for lengths beyond a document or beyond the server.
@@ -160,19 +163,19 @@ def lengths_of(
             which = "" if document.name == "input" else f", {document.name}"
             counted = f", its {len(document.token_ids)} and the BOS before them" if special else ""
             most = f"at most {shortest} tokens{counted}"
-            raise InvalidEvaluation("lengths", f"{lengths[-1]} is beyond the shortest document{which}: {most}")
-        server_takes(lengths[-1], served)
+            raise InvalidEvaluation(param, f"{lengths[-1]} is beyond the shortest document{which}: {most}")
+        server_takes(lengths[-1], served, param)
     at_most("lengths", len(lengths), settings.max_lengths)
     return lengths
 
 
-def server_takes(length: int, served: ServedModel) -> None:
+def server_takes(length: int, served: ServedModel, param: str = "lengths") -> None:
     """Raises:
     InvalidEvaluation: when a pass of ``length`` tokens never fits.
     """
     most = served.engine.scores.most
     if length > most:
-        raise InvalidEvaluation("lengths", f"{length} is beyond what this server scores: at most {most}")
+        raise InvalidEvaluation(param, f"{length} is beyond what this server scores: at most {most}")
 
 
 def at_most(param: str, count: int, most: int) -> None:
@@ -183,19 +186,19 @@ def at_most(param: str, count: int, most: int) -> None:
         raise InvalidEvaluation(param, f"has {count} entries and at most {most} are allowed")
 
 
-def affordable(plan: Plan, settings: Settings) -> Plan:
-    """``plan`` itself. Its units are made only after the check of its cost.
+def affordable(plan: Plan, settings: Settings, param: str = "lengths") -> Plan:
+    """``plan`` itself. Its units are made only after the check of its cost. ``param`` is the field to make smaller.
 
     Raises:
         InvalidEvaluation: for too many tokens or passes, or for a pass that needs more memory than its device has
             free. Repeated units count repeatedly.
     """
-    check_cost(plan.cost, settings)
-    _fits_memory(plan, settings)
+    check_cost(plan.cost, settings, param)
+    _fits_memory(plan, settings, param)
     return plan
 
 
-def check_cost(cost: Cost, settings: Settings) -> None:
+def check_cost(cost: Cost, settings: Settings, param: str = "lengths") -> None:
     """Raises:
     InvalidEvaluation: when an evaluation reads more tokens, or makes more passes, than the server allows.
     """
@@ -206,12 +209,10 @@ def check_cost(cost: Cost, settings: Settings) -> None:
         if count > most:
             at_once = settings.max_scored_tokens == settings.max_tokens_at_once
             jobs = "; a job may read more (POST /jobs)" if at_once and what == "tokens" else ""
-            raise InvalidEvaluation(
-                "lengths", f"this takes {count} {what}, and this server allows {most} a request{jobs}"
-            )
+            raise InvalidEvaluation(param, f"this takes {count} {what}, and this server allows {most} a request{jobs}")
 
 
-def _fits_memory(plan: Plan, settings: Settings) -> None:
+def _fits_memory(plan: Plan, settings: Settings, param: str) -> None:
     """Raises:
     InvalidEvaluation: when a model's largest pass needs more memory than is free.
     """
@@ -226,7 +227,7 @@ def _fits_memory(plan: Plan, settings: Settings) -> None:
         free = pass_memory.free_bytes(devices[model])
         if needed > free:
             raise InvalidEvaluation(
-                "lengths",
+                param,
                 f"a pass of {tokens} tokens needs about {needed >> 20} MB beyond the weights "
                 f"and {free >> 20} MB are free",
             )

@@ -190,7 +190,7 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
     subjects = _subjects(request, served, models, settings, reference, target)
     at_target = [index for index, subject in enumerate(subjects) if index or _fits(subject, target)]
     if not at_target:
-        raise InvalidEvaluation("length", f"no encoding of this model reads {target} tokens")
+        raise InvalidEvaluation(request.longest_field, f"no encoding of this model reads {target} tokens")
     room = target - layout.repeated - (0 if bos is None else 1)
     places = _places(documents, room, layout.tail, request.windows, request.seed)
     shorter = tuple(length for length in lengths if served.trained_length < length < target)
@@ -212,7 +212,7 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
         chunk=settings.score_chunk,
         stages=(_first_round(schedule, at_target),),
     )
-    affordable(plan, settings)
+    affordable(plan, settings, request.longest_field)
     return plan
 
 
@@ -230,10 +230,12 @@ def _lengths(
         raise InvalidEvaluation("lengths", f"must be at most length ({request.length}), not {wanted[-1]}")
     elif wanted[0] < SHORTEST:
         raise InvalidEvaluation("lengths", f"must be at least {SHORTEST}, not {wanted[0]}")
-    lengths = lengths_of(wanted, served, documents, special, settings)
+    lengths = lengths_of(wanted, served, documents, special, settings, request.longest_field)
     shortest = min(served.trained_length, lengths[-1])
     if shortest < SHORTEST:
-        raise InvalidEvaluation("length", f"must be at least {SHORTEST}, as must the model's trained length")
+        raise InvalidEvaluation(
+            request.longest_field, f"must be at least {SHORTEST}, as must the model's trained length"
+        )
     return lengths
 
 

@@ -59,6 +59,11 @@ class RecommendRequest(DocumentsRequest):
         return sorted({*(lengths or ()), self.length})
 
     @property
+    def longest_field(self) -> str:
+        """The field that sets the target, also by its default."""
+        return "lengths" if self.length is None and self.lengths is not None else "length"
+
+    @property
     def names_candidates(self) -> bool:
         """True if ``methods`` are from the client."""
         return "methods" in self.model_fields_set
