@@ -20,6 +20,7 @@ from service.evaluation.recommend.rounds import Schedule
 from service.evaluation.recommend.unit import SHORTEST, Layout, RecallUnit
 from service.evaluation.results import Part
 from service.evaluation.unit import Outcome, Plan, Subject, Unit
+from service.models.policies import out_of_reach
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 
@@ -46,7 +47,7 @@ class Place(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class RecommendPlan(Plan):
     """``subjects`` begin with the checkpoint's own encoding, which may end before the target length, as tables do.
-    ``proposed``: the candidates are the methods' own."""
+    ``proposed``: the candidates are the methods' own. ``cautions`` end the words of the answer."""
 
     in_stages: ClassVar[bool] = True
     parts_are: ClassVar[Part] = "rounds"
@@ -66,6 +67,7 @@ class RecommendPlan(Plan):
     bos: int | None
     chunk: int | None
     stages: tuple[tuple[Reading, ...], ...]
+    cautions: tuple[str, ...]
 
     @property
     def cost(self) -> Cost:
@@ -143,6 +145,8 @@ class RecommendPlan(Plan):
 
     def result(self, outcomes: Sequence[Outcome]) -> RecommendResult:
         judge, target = self._judge(outcomes), self.schedule.target
+        answer = judge.answer()
+        answer.words += self.cautions
         return RecommendResult(
             model=self.model,
             fingerprint=self.fingerprint,
@@ -159,7 +163,7 @@ class RecommendPlan(Plan):
             tokens_read=sum(unit.tokens for unit in self.units),
             tokens_of_all=self.schedule.candidates * self.schedule.windows * target,
             documents=[document.info for document in self.documents],
-            answer=judge.answer(),
+            answer=answer,
             methods=judge.methods(),
         )
 
@@ -211,6 +215,7 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
         bos=bos,
         chunk=settings.score_chunk,
         stages=(_first_round(schedule, at_target),),
+        cautions=tuple(out_of_reach(target, served)),
     )
     affordable(plan, settings, request.longest_field)
     return plan
