@@ -17,8 +17,8 @@ from service.evaluation.documents import (
     mistaken,
 )
 from service.evaluation.overlap import overlaps
-from service.evaluation.request import Bos, DocumentsRequest
-from service.evaluation.results import Overlap
+from service.evaluation.request import Bos, ByLengthRequest, DocumentsRequest
+from service.evaluation.results import DocumentInfo, Overlap
 from service.evaluation.scoring import pass_memory
 from service.evaluation.unit import Plan, Subject, token_digest
 from service.inputs import is_longer, names_of
@@ -77,6 +77,35 @@ def documents_of(request: DocumentsRequest, served: ServedModel, settings: Setti
     Raises:
         InvalidEvaluation: for too many, a repeated one, a misspelt name, or token ids that the model does not have.
     """
+    return _all_different(*_tokenized(request, served, settings))
+
+
+def documents_by_length(
+    request: ByLengthRequest, served: ServedModel, special: int, settings: Settings
+) -> tuple[list[Document], list[DocumentInfo]]:
+    """``documents_of`` without those that the request skips, and these.
+
+    Raises:
+        InvalidEvaluation: as ``documents_of``, and for skipping all documents, or without a longest length.
+    """
+    if request.short_documents == "refuse":
+        return documents_of(request, served, settings), []
+    least = request.least()
+    if least is None:
+        raise InvalidEvaluation("short_documents", f"skip needs {request.longest_field}: add it")
+    documents, names = _tokenized(request, served, settings)
+    fits = [len(document.token_ids) + special >= least for document in documents]
+    if not any(fits):
+        longest = max(len(document.token_ids) for document in documents) + special
+        problem = f"skip leaves no document: the longest has {longest} tokens, and the longest length is {least}"
+        raise InvalidEvaluation("short_documents", problem)
+    kept = [(document, name) for document, name, fit in zip(documents, names, fits, strict=True) if fit]
+    skipped = [document.info for document, fit in zip(documents, fits, strict=True) if not fit]
+    return _all_different([document for document, _ in kept], [name for _, name in kept]), skipped
+
+
+def _tokenized(request: DocumentsRequest, served: ServedModel, settings: Settings) -> tuple[list[Document], list[str]]:
+    """Every document, and its name in errors."""
     several = request.texts()
     at_most("input", len(several), settings.max_documents)
     names, documents = names_of(request.names, len(several)), []
@@ -97,7 +126,7 @@ def documents_of(request: DocumentsRequest, served: ServedModel, settings: Setti
         if outside is not None:
             problem = f"token id {outside} is outside 0..{served.vocab_size - 1}"
             raise InvalidEvaluation("input", _of(document.name, problem))
-    return _all_different([document.cut(request.max_tokens) for document in documents], names)
+    return [document.cut(request.max_tokens) for document in documents], names
 
 
 def _all_different(documents: list[Document], names: list[str]) -> list[Document]:
@@ -162,7 +191,8 @@ def lengths_of(
         if lengths[-1] > shortest:
             which = "" if document.name == "input" else f", {document.name}"
             counted = f", its {len(document.token_ids)} and the BOS before them" if special else ""
-            most = f"at most {shortest} tokens{counted}"
+            skip = "; short_documents skip leaves shorter ones out" if len(documents) > 1 else ""
+            most = f"at most {shortest} tokens{counted}{skip}"
             raise InvalidEvaluation(param, f"{lengths[-1]} is beyond the shortest document{which}: {most}")
         server_takes(lengths[-1], served, param)
     at_most("lengths", len(lengths), settings.max_lengths)

@@ -10,7 +10,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from patches import Method, alike, candidates, parse
-from service.evaluation.checks import InvalidEvaluation, affordable, bos_of, documents_of, lengths_of, subjects_of
+from service.evaluation.checks import (
+    InvalidEvaluation,
+    affordable,
+    bos_of,
+    documents_by_length,
+    lengths_of,
+    subjects_of,
+)
 from service.evaluation.cost import Cost
 from service.evaluation.documents import Document, doubling_lengths
 from service.evaluation.recommend.judging import OWN, Collected, Judge
@@ -18,8 +25,9 @@ from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.recommend.results import RecommendResult
 from service.evaluation.recommend.rounds import Schedule
 from service.evaluation.recommend.unit import SHORTEST, Layout, RecallUnit
-from service.evaluation.results import Part
+from service.evaluation.results import DocumentInfo, Part
 from service.evaluation.unit import Outcome, Plan, Subject, Unit
+from service.evaluation.words import skipped_text
 from service.models.policies import out_of_reach
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
@@ -58,6 +66,7 @@ class RecommendPlan(Plan):
     subjects: tuple[Subject, ...]
     proposed: bool
     documents: list[Document]
+    skipped: list[DocumentInfo]
     lengths: list[int]
     tolerance: float
     schedule: Schedule
@@ -163,6 +172,7 @@ class RecommendPlan(Plan):
             tokens_read=sum(unit.tokens for unit in self.units),
             tokens_of_all=self.schedule.candidates * self.schedule.windows * target,
             documents=[document.info for document in self.documents],
+            skipped=self.skipped,
             answer=answer,
             methods=judge.methods(),
         )
@@ -186,16 +196,17 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
         InvalidEvaluation: for anything else that cannot be run as asked.
     """
     served = models.get(request.model)
-    documents = documents_of(request, served, settings)
     bos = bos_of(request.bos, served)
-    lengths = _lengths(request, served, documents, 0 if bos is None else 1, settings)
+    special = 0 if bos is None else 1
+    documents, skipped = documents_by_length(request, served, special, settings)
+    lengths = _lengths(request, served, documents, special, settings)
     target, reference = lengths[-1], min(served.trained_length, lengths[-1])
     layout = Layout.within(reference)
     subjects = _subjects(request, served, models, settings, reference, target)
     at_target = [index for index, subject in enumerate(subjects) if index or _fits(subject, target)]
     if not at_target:
         raise InvalidEvaluation(request.longest_field, f"no encoding of this model reads {target} tokens")
-    room = target - layout.repeated - (0 if bos is None else 1)
+    room = target - layout.repeated - special
     places = _places(documents, room, layout.tail, request.windows, request.seed)
     shorter = tuple(length for length in lengths if served.trained_length < length < target)
     schedule = Schedule(len(at_target), len(places), target, reference, shorter, request.rounds).within(request.budget)
@@ -206,6 +217,7 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
         subjects=tuple(subjects),
         proposed=not request.names_candidates,
         documents=documents,
+        skipped=skipped,
         lengths=lengths,
         tolerance=request.tolerance,
         schedule=schedule,
@@ -215,7 +227,7 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
         bos=bos,
         chunk=settings.score_chunk,
         stages=(_first_round(schedule, at_target),),
-        cautions=tuple(out_of_reach(target, served)),
+        cautions=(*out_of_reach(target, served), *skipped_text(documents, skipped)),
     )
     affordable(plan, settings, request.longest_field)
     return plan

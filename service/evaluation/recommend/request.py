@@ -8,12 +8,12 @@ from pydantic import Field, model_validator
 
 from patches import problem
 from service.evaluation.documents import DEFAULT_DOCUMENT
-from service.evaluation.request import Bos, DocumentsRequest, Seed, Tokens
+from service.evaluation.request import Bos, ByLengthRequest, Seed, Tokens
 from service.inputs import TextOrTokens
 from service.policy.auto import AUTO, is_auto
 
 
-class RecommendRequest(DocumentsRequest):
+class RecommendRequest(ByLengthRequest):
     """The encoding to use at ``length`` tokens, and a cheaper one for shorter lengths where it is good enough.
 
     ``methods`` are the candidates; without them, every method proposes its own for the model and the length.
