@@ -39,6 +39,7 @@ def run(quick: bool = False) -> Report:
             trained_length=256,
             subjects=[],
             documents=[from_token_ids("random", tokens, _Bytes())],
+            skipped=[],
             lengths=lengths,
             protocol="curve",
             stride=0,

@@ -75,7 +75,7 @@ class PolicyCalibration(BaseModel):
 
 
 class PolicyInfo(BaseModel):
-    """A policy of ``auto``, as a policy file has it."""
+    """A policy of ``auto``, as a policy file has it. ``notes`` are cautions about its use on this server."""
 
     version: int
     model: str
@@ -83,6 +83,7 @@ class PolicyInfo(BaseModel):
     trained_length: int
     ranges: list[AutoRange]
     calibration: PolicyCalibration
+    notes: list[str] = []
 
 
 class ResultEnd(BaseModel):

@@ -35,6 +35,7 @@ from service.cli.shared.options import Encodings, ModelName, Server, encodings_o
 from service.cli.shared.progress import progress
 from service.cli.shared.terminal import fail, new_table, print_table, stderr, stdout
 from service.evaluation.catalogue import EVALUATIONS, Evaluation
+from service.evaluation.request import ByLengthRequest
 
 if TYPE_CHECKING:
     from service.client import JobInfo, Ropeway
@@ -108,8 +109,10 @@ def _is_list(schema: Mapping[str, Any]) -> bool:
 
 def own_fields(name: str) -> dict[str, Any]:
     """JSON schemas of the fields of an evaluation's body that no shared option sets, by name; ``minutes`` for a
-    ``budget``."""
+    ``budget``, and for a sweep how its parts read documents."""
     own = {field: schema for field, schema in _schema(name)["properties"].items() if field not in SHARED}
+    if "evaluations" in own:
+        own["short_documents"] = ByLengthRequest.model_json_schema()["properties"]["short_documents"]
     return own | {"minutes": MINUTES} if "budget" in own else own
 
 

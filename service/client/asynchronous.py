@@ -202,9 +202,10 @@ class AsyncRopeway:
         body = given({"pe": pe, "target": target, "length": length, "model": model})
         return await self._ask(ExportResult, "POST", "/export", body)
 
-    async def calibrate(self, result_id: str) -> PolicyInfo:
-        """Make the encodings of a recommendation, by its id, those of ``auto`` for this API key."""
-        return await self._ask(PolicyInfo, "POST", "/policies", {"result": result_id})
+    async def calibrate(self, result_id: str, *, partial: bool = False) -> PolicyInfo:
+        """Make the encodings of a recommendation, by its id, those of ``auto`` for this API key. ``partial`` allows one
+        that ended early."""
+        return await self._ask(PolicyInfo, "POST", "/policies", {"result": result_id, "partial": partial})
 
     async def forget_policy(self, model: str) -> None:
         """Remove the policy that ``calibrate`` made for a model."""

@@ -52,6 +52,7 @@ class PerplexityOptions(TypedDict, total=False):
     lengths: Sequence[int] | Mapping[str, int] | None
     names: Sequence[str] | None
     max_tokens: int | None
+    short_documents: Literal["refuse", "skip"] | None
     protocol: Protocol | None
     stride: int | None
     tail: int | None

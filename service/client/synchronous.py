@@ -202,9 +202,10 @@ class Ropeway:
         body = given({"pe": pe, "target": target, "length": length, "model": model})
         return self._ask(ExportResult, "POST", "/export", body)
 
-    def calibrate(self, result_id: str) -> PolicyInfo:
-        """Make the encodings of a recommendation, by its id, those of ``auto`` for this API key."""
-        return self._ask(PolicyInfo, "POST", "/policies", {"result": result_id})
+    def calibrate(self, result_id: str, *, partial: bool = False) -> PolicyInfo:
+        """Make the encodings of a recommendation, by its id, those of ``auto`` for this API key. ``partial`` allows one
+        that ended early."""
+        return self._ask(PolicyInfo, "POST", "/policies", {"result": result_id, "partial": partial})
 
     def forget_policy(self, model: str) -> None:
         """Remove the policy that ``calibrate`` made for a model."""

@@ -17,8 +17,8 @@ from service.evaluation.documents import (
     mistaken,
 )
 from service.evaluation.overlap import overlaps
-from service.evaluation.request import Bos, DocumentsRequest
-from service.evaluation.results import Overlap
+from service.evaluation.request import Bos, ByLengthRequest, DocumentsRequest
+from service.evaluation.results import DocumentInfo, Overlap
 from service.evaluation.scoring import pass_memory
 from service.evaluation.unit import Plan, Subject, token_digest
 from service.inputs import is_longer, names_of
@@ -77,6 +77,35 @@ def documents_of(request: DocumentsRequest, served: ServedModel, settings: Setti
     Raises:
         InvalidEvaluation: for too many, a repeated one, a misspelt name, or token ids that the model does not have.
     """
+    return _all_different(*_tokenized(request, served, settings))
+
+
+def documents_by_length(
+    request: ByLengthRequest, served: ServedModel, special: int, settings: Settings
+) -> tuple[list[Document], list[DocumentInfo]]:
+    """``documents_of`` without those that the request skips, and these.
+
+    Raises:
+        InvalidEvaluation: as ``documents_of``, and for skipping all documents, or without a longest length.
+    """
+    if request.short_documents == "refuse":
+        return documents_of(request, served, settings), []
+    least = request.least()
+    if least is None:
+        raise InvalidEvaluation("short_documents", f"skip needs {request.longest_field}: add it")
+    documents, names = _tokenized(request, served, settings)
+    fits = [len(document.token_ids) + special >= least for document in documents]
+    if not any(fits):
+        longest = max(len(document.token_ids) for document in documents) + special
+        problem = f"skip leaves no document: the longest has {longest} tokens, and the longest length is {least}"
+        raise InvalidEvaluation("short_documents", problem)
+    kept = [(document, name) for document, name, fit in zip(documents, names, fits, strict=True) if fit]
+    skipped = [document.info for document, fit in zip(documents, fits, strict=True) if not fit]
+    return _all_different([document for document, _ in kept], [name for _, name in kept]), skipped
+
+
+def _tokenized(request: DocumentsRequest, served: ServedModel, settings: Settings) -> tuple[list[Document], list[str]]:
+    """Every document, and its name in errors."""
     several = request.texts()
     at_most("input", len(several), settings.max_documents)
     names, documents = names_of(request.names, len(several)), []
@@ -97,7 +126,7 @@ def documents_of(request: DocumentsRequest, served: ServedModel, settings: Setti
         if outside is not None:
             problem = f"token id {outside} is outside 0..{served.vocab_size - 1}"
             raise InvalidEvaluation("input", _of(document.name, problem))
-    return _all_different([document.cut(request.max_tokens) for document in documents], names)
+    return [document.cut(request.max_tokens) for document in documents], names
 
 
 def _all_different(documents: list[Document], names: list[str]) -> list[Document]:
@@ -141,8 +170,11 @@ def lengths_of(
     documents: Sequence[Document],
     special: int,
     settings: Settings,
+    param: str = "lengths",
 ) -> list[int]:
     """Context lengths that every document has room for; doublings of the trained length where none are given.
+
+    ``param`` is the request's field that has the longest one.
 
     Raises:
         InvalidEvaluation: for lengths beyond a document or beyond the server.
@@ -159,20 +191,21 @@ def lengths_of(
         if lengths[-1] > shortest:
             which = "" if document.name == "input" else f", {document.name}"
             counted = f", its {len(document.token_ids)} and the BOS before them" if special else ""
-            most = f"at most {shortest} tokens{counted}"
-            raise InvalidEvaluation("lengths", f"{lengths[-1]} is beyond the shortest document{which}: {most}")
-        server_takes(lengths[-1], served)
+            skip = "; short_documents skip leaves shorter ones out" if len(documents) > 1 else ""
+            most = f"at most {shortest} tokens{counted}{skip}"
+            raise InvalidEvaluation(param, f"{lengths[-1]} is beyond the shortest document{which}: {most}")
+        server_takes(lengths[-1], served, param)
     at_most("lengths", len(lengths), settings.max_lengths)
     return lengths
 
 
-def server_takes(length: int, served: ServedModel) -> None:
+def server_takes(length: int, served: ServedModel, param: str = "lengths") -> None:
     """Raises:
     InvalidEvaluation: when a pass of ``length`` tokens never fits.
     """
     most = served.engine.scores.most
     if length > most:
-        raise InvalidEvaluation("lengths", f"{length} is beyond what this server scores: at most {most}")
+        raise InvalidEvaluation(param, f"{length} is beyond what this server scores: at most {most}")
 
 
 def at_most(param: str, count: int, most: int) -> None:
@@ -183,19 +216,19 @@ def at_most(param: str, count: int, most: int) -> None:
         raise InvalidEvaluation(param, f"has {count} entries and at most {most} are allowed")
 
 
-def affordable(plan: Plan, settings: Settings) -> Plan:
-    """``plan`` itself. Its units are made only after the check of its cost.
+def affordable(plan: Plan, settings: Settings, param: str = "lengths") -> Plan:
+    """``plan`` itself. Its units are made only after the check of its cost. ``param`` is the field to make smaller.
 
     Raises:
         InvalidEvaluation: for too many tokens or passes, or for a pass that needs more memory than its device has
             free. Repeated units count repeatedly.
     """
-    check_cost(plan.cost, settings)
-    _fits_memory(plan, settings)
+    check_cost(plan.cost, settings, param)
+    _fits_memory(plan, settings, param)
     return plan
 
 
-def check_cost(cost: Cost, settings: Settings) -> None:
+def check_cost(cost: Cost, settings: Settings, param: str = "lengths") -> None:
     """Raises:
     InvalidEvaluation: when an evaluation reads more tokens, or makes more passes, than the server allows.
     """
@@ -206,12 +239,10 @@ def check_cost(cost: Cost, settings: Settings) -> None:
         if count > most:
             at_once = settings.max_scored_tokens == settings.max_tokens_at_once
             jobs = "; a job may read more (POST /jobs)" if at_once and what == "tokens" else ""
-            raise InvalidEvaluation(
-                "lengths", f"this takes {count} {what}, and this server allows {most} a request{jobs}"
-            )
+            raise InvalidEvaluation(param, f"this takes {count} {what}, and this server allows {most} a request{jobs}")
 
 
-def _fits_memory(plan: Plan, settings: Settings) -> None:
+def _fits_memory(plan: Plan, settings: Settings, param: str) -> None:
     """Raises:
     InvalidEvaluation: when a model's largest pass needs more memory than is free.
     """
@@ -226,7 +257,7 @@ def _fits_memory(plan: Plan, settings: Settings) -> None:
         free = pass_memory.free_bytes(devices[model])
         if needed > free:
             raise InvalidEvaluation(
-                "lengths",
+                param,
                 f"a pass of {tokens} tokens needs about {needed >> 20} MB beyond the weights "
                 f"and {free >> 20} MB are free",
             )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from patches import LONGEST, KnownFields, problem
 from service.inputs import MOST_ENCODINGS, MOST_TEXTS, as_list
@@ -115,6 +115,10 @@ class EvaluationRequest(KnownFields, ABC):
         values = self.lengths.values() if isinstance(self.lengths, LengthRange) else self.lengths
         return sorted(set(values))
 
+    def reduced(self, kept: Mapping[str, Any]) -> Self:
+        """The request with fewer methods or lengths, those of ``kept``."""
+        return self.model_copy(update=kept)
+
     @classmethod
     @abstractmethod
     def example(cls) -> dict[str, Any]:
@@ -160,3 +164,34 @@ class DocumentsRequest(EvaluationRequest):
         if twice:
             raise problem("repeated", f"{twice[0]!r} names two documents: give each its own name", "names")
         return self
+
+
+class ByLengthRequest(DocumentsRequest):
+    """An evaluation that reads every document at each of its lengths."""
+
+    short_documents: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="Documents shorter than the longest length: `refuse` is an error, `skip` leaves them out, and the "
+        "result lists them as `skipped`.",
+    )
+    _least: int | None = PrivateAttr(None)
+
+    @property
+    def longest_field(self) -> str:
+        """The field that sets the longest length."""
+        return "lengths"
+
+    def least(self) -> int | None:
+        """Tokens of the longest length, by which a document is short; None without lengths."""
+        wanted = self.length_values()
+        return self._least or (wanted[-1] if wanted else None)
+
+    def read_from(self, least: int | None) -> Self:
+        """The request whose short documents are those below ``least`` tokens, whatever its lengths are."""
+        copy = self.model_copy()
+        copy._least = least
+        return copy
+
+    def reduced(self, kept: Mapping[str, Any]) -> Self:
+        """With fewer lengths it reads the same documents."""
+        return super().reduced(kept).read_from(self.least())

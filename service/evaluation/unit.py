@@ -148,7 +148,7 @@ class Plan(ABC):
         if not methods:
             methods, kept["lengths"] = complete_lengths(self.units, finished)
         kept["methods"] = [method for method in request.methods if method in methods]
-        return request.model_copy(update=kept) if kept["methods"] else None
+        return request.reduced(kept) if kept["methods"] else None
 
 
 def complete_methods(units: Sequence[Unit], finished: Collection[int]) -> list[Method]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service.evaluation.formatting import listed, percent
-from service.evaluation.results import EvaluationResult, Score, Scores, are_equal
+from service.evaluation.results import DocumentInfo, EvaluationResult, Score, Scores, are_equal
 
 TOLERANCE = 0.1
 """Share by which a perplexity near the reference may exceed it."""
@@ -35,6 +35,16 @@ def best_method(result: EvaluationResult) -> list[str]:
     if near:
         sentences.append(f"By 95 % intervals it is not surely better than {listed(near)}.")
     return sentences
+
+
+def skipped_text(documents: Sequence[object], skipped: Sequence[DocumentInfo], most: int = 3) -> list[str]:
+    """The caution about documents that were left out beside ``documents``."""
+    if not skipped:
+        return []
+    names = [document.name for document in skipped]
+    shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
+    count = f"{len(names)} of {len(names) + len(documents)} documents"
+    return [f"Left out as shorter than the longest length: {count}, {listed(shown)}."]
 
 
 def near_reference(result: EvaluationResult) -> list[str]:

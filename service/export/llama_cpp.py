@@ -46,6 +46,8 @@ ARCHITECTURES = {
 }
 """Names in GGUF files by ``model_type`` (``gguf.constants``, 0.19)."""
 
+SERVER, COMPLETION = "llama-server", "llama-completion"
+
 GROUP_SIZE = "--grp-attn-n"
 """An option of ``llama-completion`` only; the server lost it in 2024 (pull request 9860)."""
 
@@ -76,17 +78,27 @@ class LlamaCpp(Target):
             f"llama.cpp groups cached keys in blocks of {width} tokens as the text grows; Self-Extend groups by "
             "distance for every query."
         )
-        return Expression({}, [*scaled.arguments, *grouped], [*scaled.differences, difference])
+        rounded = f"neighbor_window {window} becomes {width}, since llama.cpp asks for a multiple of group_size {size}."
+        differences = [*scaled.differences, difference, *([] if width == window else [rounded])]
+        return Expression({}, [*scaled.arguments, *grouped], differences)
 
     def unchanged(self, length: int) -> Expression:
         return Expression({}, ["--ctx-size", str(length)])
 
     def usage(self, model: str, expression: Expression) -> str:
-        program = "llama-completion" if GROUP_SIZE in expression.arguments else "llama-server"
-        return shlex.join([program, "--model", f"{model}.gguf", *expression.arguments])
+        return shlex.join([_program(expression), "--model", f"{model}.gguf", *expression.arguments])
+
+    def place(self, expression: Expression) -> str:
+        program = _program(expression)
+        why = "" if program == SERVER else f": `{SERVER}` has no group attention"
+        return f"Add the options to `{program}`{why}."
 
     def adapter(self, name: str, folder: str) -> tuple[list[str], str]:
         return ["--lora", f"{folder}.gguf"], f"convert_lora_to_gguf.py writes {folder}.gguf from the adapter's folder."
+
+
+def _program(expression: Expression) -> str:
+    return COMPLETION if GROUP_SIZE in expression.arguments else SERVER
 
 
 def _fits(form: Form, length: int) -> bool:

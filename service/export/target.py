@@ -85,6 +85,10 @@ class Target(ABC):
     def usage(self, model: str, expression: Expression) -> str:
         """One line for a shell or for Python."""
 
+    def place(self, expression: Expression) -> str:
+        """``apply`` for the program of ``expression``."""
+        return self.apply
+
     def adapter(self, name: str, folder: str) -> tuple[list[str], str]:
         """Options that serve a LoRA adapter beside its base, and a sentence on them; none where it must be merged."""
         return [], ""

@@ -54,6 +54,16 @@ def check_ranges(ranges: tuple[Range, ...], served: ServedModel, models: ModelRe
         shortest = longest + 1
 
 
+def out_of_reach(length: int, served: ServedModel) -> list[str]:
+    """The caution about a length that is measured, and that no request to generate has; none within the maximum."""
+    most = served.max_length
+    if length <= most:
+        return []
+    return [
+        f"Requests to generate have at most {most:,} tokens here; {length:,} need a larger ROPEWAY_MAX_LENGTH or cache."
+    ]
+
+
 def check_weights(method: Method, served: ServedModel, models: ModelRegistry) -> None:
     """Raises:
     InvalidPolicy: when a variant of ``served`` answers under ``method``, with other weights.

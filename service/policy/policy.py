@@ -37,6 +37,9 @@ class Policy(KnownFields):
     trained_length: Annotated[int, Field(ge=1)]
     ranges: Ranges
     calibration: Calibration
+    notes: tuple[str, ...] = Field(
+        (), strict=False, description="Cautions of the server that answered, without effect."
+    )
 
     def auto(self, source: Literal["file", "calibration"]) -> Auto:
         """The method that chooses by this policy."""

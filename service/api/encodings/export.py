@@ -104,7 +104,7 @@ def _exported(body: ExportRequest, models: ModelRegistry) -> ExportResult:
         config=expression.config,
         arguments=expression.arguments,
         usage=target.usage(checkpoint, expression),
-        apply=target.apply,
+        apply=target.place(expression),
         differences=expression.differences,
         notes=notes,
     )

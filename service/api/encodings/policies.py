@@ -18,7 +18,7 @@ from service.errors import ApiError, bad_request
 from service.evaluation.catalogue import EVALUATIONS
 from service.jobs.storage.refusals import hint
 from service.jobs.storage.results import Packed
-from service.models.policies import check_policy
+from service.models.policies import check_policy, out_of_reach
 from service.models.registry import ModelRegistry, ServedModel
 from service.policy.policy import InvalidPolicy, Policy
 
@@ -31,6 +31,7 @@ class PolicyRequest(KnownFields):
     model_config = ConfigDict(json_schema_extra={"examples": [{"result": "0" * 32}]})
 
     result: str = Field(min_length=1, max_length=64)
+    partial: bool = Field(False, description="Take a result of a job that ended early too; it is refused otherwise.")
 
 
 @router.post("", response_model=PolicyInfo)
@@ -43,9 +44,9 @@ async def calibrate(body: PolicyRequest, request: Request) -> JSONResponse:
     packed = await stored(request, store.find_result, tenant, body.result)
     if packed is None:
         raise ApiError(404, f"no such result{hint(body.result)}", param="result", code="not_found")
-    policy = await request.app.state.workers.run(_policy, packed, request.app.state.models)
+    policy = await request.app.state.workers.run(_policy, packed, body.partial, request.app.state.models)
     await stored(request, store.put_policy, tenant, policy)
-    return JSONResponse(policy.model_dump(mode="json"))
+    return _shown(policy, request.app.state.models.get(policy.model))
 
 
 @router.get("/{model}", response_model=PolicyInfo)
@@ -58,7 +59,7 @@ async def policy(model: str, request: Request) -> JSONResponse:
         raise bad_request(f"model: the stored policy cannot be read, calibrate again: {error}", "model") from error
     if found is None:
         raise _without(served)
-    return JSONResponse(found.model_dump(mode="json"))
+    return _shown(found, served)
 
 
 @router.delete("/{model}", status_code=204)
@@ -73,15 +74,26 @@ def _without(served: ServedModel) -> ApiError:
     return ApiError(404, f"this API key has no policy for {served.name!r}", param="model", code="not_found")
 
 
-def _policy(packed: Packed, models: ModelRegistry) -> Policy:
+def _shown(policy: Policy, served: ServedModel) -> JSONResponse:
+    """The policy with its cautions, which depend on this server and are not stored."""
+    last = policy.ranges[-1].up_to
+    notes = () if last is None else tuple(out_of_reach(last, served))
+    return JSONResponse(policy.model_copy(update={"notes": notes}).model_dump(mode="json"))
+
+
+def _policy(packed: Packed, partial: bool, models: ModelRegistry) -> Policy:
     """Raises:
-    ApiError: 400 for a result without encodings by length, or of weights that are not served.
+    ApiError: 400 for a result without encodings by length, or of weights that are not served. 409 for a partial one,
+        unless ``partial`` allows it.
     """
     result = EVALUATIONS[packed.evaluation].result.model_validate_json(gzip.decompress(packed.data))
     try:
         policy = result.policy(datetime.now(UTC))
         if policy is None:
             raise bad_request(f"result: {packed.evaluation} names no encodings by length", "result")
+        if result.partial is not None and not partial:
+            why = f"the job ended early ({result.partial.words()}): resume it, or send partial true"
+            raise ApiError(409, f"result: {why}", param="result", code="partial_result")
         check_policy(policy, models.get(policy.model), models)
     except InvalidPolicy as error:
         raise bad_request(f"result: {error}", "result") from error

@@ -100,8 +100,9 @@ def body_of(  # noqa: PLR0913 - one argument per option
     request = EVALUATIONS[name].request
     shared = {"input": texts, "names": names or None, "max_tokens": max_tokens}
     given = {field: value for field, value in shared.items() if value is not None}
+    given |= {field: value for field, value in own.items() if field == "short_documents"}
     body = {
-        **request.placed(given, own),
+        **request.placed(given, {field: value for field, value in own.items() if field not in given}),
         # Beside factors, an encoding needs no factor.
         "methods": different(pe, encodings(pe, check=server is None and "factors" not in own)),
         "lengths": lengths(lengths_),

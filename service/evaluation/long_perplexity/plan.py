@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from service.evaluation.checks import InvalidEvaluation, affordable, documents_of
+from service.evaluation.checks import InvalidEvaluation, affordable, documents_by_length
 from service.evaluation.cost import Cost
 from service.evaluation.long_perplexity.keys import Contexts, contexts_of, is_key
 from service.evaluation.long_perplexity.request import LongPerplexityRequest
@@ -94,6 +94,7 @@ class LongPerplexityPlan(Plan):
             bos=plain.bos,
             lengths=plain.lengths,
             documents=plain.documents,
+            skipped=plain.skipped,
             methods=methods,
         )
 
@@ -159,7 +160,8 @@ def plan_of(request: LongPerplexityRequest, models: ModelRegistry, settings: Set
         name: getattr(request, name)
         for name in ("model", "methods", "lengths", "input", "names", "max_tokens", "protocol", "windows", "bos")
     }
-    measured = perplexity_plan_of(PerplexityRequest(**shared), models, settings)
+    asked_of = PerplexityRequest(**shared, short_documents=request.short_documents).read_from(request.least())
+    measured = perplexity_plan_of(asked_of, models, settings)
     most = evaluator.engine.scores.most
     long = request.long_context or min(evaluator.trained_length, most)
     if long > most:
@@ -196,7 +198,8 @@ def same_tokens(
         return
     same = evaluator.tokenizer.get_vocab() == served.tokenizer.get_vocab()
     if same:
-        theirs = documents_of(request, evaluator, settings)
+        special = 0 if measured.bos is None else 1
+        theirs, _ = documents_by_length(request, evaluator, special, settings)
         same = [d.token_ids for d in theirs] == [d.token_ids for d in measured.documents]
     if not same:
         raise InvalidEvaluation(

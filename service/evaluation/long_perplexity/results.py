@@ -22,7 +22,7 @@ from service.evaluation.results import (
     overlaps_text,
 )
 from service.evaluation.statistics.pieces import pieces_of
-from service.evaluation.words import best_method, near_reference
+from service.evaluation.words import best_method, near_reference, skipped_text
 
 FEW = 30
 """Key tokens: with a deviation of one nat, fewer leave a 95 % interval wider than a factor of two."""
@@ -79,6 +79,7 @@ class LongPerplexityResult(EvaluationResult):
     bos: bool = Field(description="True when every window starts with the model's BOS token.")
     lengths: list[int]
     documents: list[DocumentInfo]
+    skipped: list[DocumentInfo] = Field([], description="Documents left out as shorter than the longest length.")
     methods: list[LongMethodResult]
 
     def rows(self) -> list[Row]:
@@ -112,9 +113,9 @@ class LongPerplexityResult(EvaluationResult):
         return dict(sorted({at.length: at.key_tokens for method in self.methods for at in method.lengths}.items()))
 
     def cautions(self) -> list[str]:
-        """The lengths with too few key tokens for a number, and documents that share text."""
+        """The lengths with too few key tokens for a number, documents that share text, and those left out."""
         few = {length: count for length, count in self.key_tokens().items() if count < FEW}
-        shared = overlaps_text(self.documents)
+        shared = [*overlaps_text(self.documents), *skipped_text(self.documents, self.skipped)]
         if not few:
             return shared
         counts = f"{min(few.values())} to {max(few.values())}" if len(set(few.values())) > 1 else f"{min(few.values())}"

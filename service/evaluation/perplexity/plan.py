@@ -14,7 +14,7 @@ from service.evaluation.checks import (
     affordable,
     at_most,
     bos_of,
-    documents_of,
+    documents_by_length,
     lengths_of,
     server_takes,
     subjects_of,
@@ -27,6 +27,7 @@ from service.evaluation.perplexity.protocols import ScoredWindow, Windows
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult, Protocol
 from service.evaluation.request import Bos
+from service.evaluation.results import DocumentInfo
 from service.evaluation.scoring.chunks import most_tokens
 from service.evaluation.scoring.token_scores import token_nll
 from service.evaluation.statistics.per_token import Scored, length_result, position_buckets
@@ -98,12 +99,14 @@ class WindowsUnit(Unit):
 @dataclass(frozen=True, eq=False)
 class PerplexityPlan(Plan):
     """``bos`` is the token every window starts with, or with ``rolling`` every document. ``chunk`` is the most tokens
-    between two generation steps, ``most_windows`` the most windows of a document under ``tail``."""
+    between two generation steps, ``most_windows`` the most windows of a document under ``tail``. ``skipped`` documents
+    are too short."""
 
     model: str
     trained_length: int
     subjects: list[Subject]
     documents: list[Document]
+    skipped: list[DocumentInfo]
     lengths: list[int]
     protocol: Protocol
     stride: int
@@ -202,6 +205,7 @@ class PerplexityPlan(Plan):
             bos=self.bos is not None,
             lengths=self.lengths,
             documents=[document.info for document in self.documents],
+            skipped=self.skipped,
             methods=[
                 self._method(subject, [(answered, [(u, next(remaining)) for u in units]) for answered, units in passes])
                 for subject, passes in zip(self.subjects, self.passes, strict=True)
@@ -266,9 +270,9 @@ def plan_of(request: PerplexityRequest, models: ModelRegistry, settings: Setting
         InvalidEvaluation: for anything else that cannot be run as asked.
     """
     served = models.get(request.model)
-    documents = documents_of(request, served, settings)
     bos = prefix_of(request.bos, served) if request.protocol == "rolling" else bos_of(request.bos, served)
     special = 0 if bos is None else 1
+    documents, skipped = documents_by_length(request, served, special, settings)
     wanted = request.length_values()
     if request.protocol == "rolling" and wanted is not None:
         lengths = rolling_lengths(wanted, served, documents, special, settings)
@@ -283,6 +287,7 @@ def plan_of(request: PerplexityRequest, models: ModelRegistry, settings: Setting
         trained_length=served.trained_length,
         subjects=subjects_of(request.methods, served, models, settings, longest=lengths[-1]),
         documents=documents,
+        skipped=skipped,
         lengths=lengths,
         protocol=request.protocol,
         stride=request.stride or (lengths[-1] if request.protocol == "tail" else min(DEFAULT_STRIDE, room)),

@@ -10,14 +10,14 @@ from pydantic import Field, model_validator
 from patches import examples, problem
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.perplexity.results import Protocol
-from service.evaluation.request import Bos, DocumentsRequest
+from service.evaluation.request import Bos, ByLengthRequest
 from service.inputs import TextOrTokens
 
 SWEEP_WINDOWS = 8
 """Windows of each document in a sweep that names no protocol."""
 
 
-class ScoringRequest(DocumentsRequest):
+class ScoringRequest(ByLengthRequest):
     """An evaluation that scores tokens by a ``protocol``."""
 
     protocol: str
@@ -65,6 +65,9 @@ class PerplexityRequest(ScoringRequest):
             raise problem("without_effect", why, "stride")
         if self.tail is not None and self.protocol != "tail":
             raise problem("without_effect", f"tail has no meaning for protocol {self.protocol}", "tail")
+        if self.short_documents == "skip" and self.protocol == "rolling":
+            why = "short_documents has no meaning for protocol rolling, which reads short documents too"
+            raise problem("without_effect", why, "short_documents")
         return self
 
     @classmethod

@@ -21,7 +21,7 @@ from service.evaluation.results import (
 )
 from service.evaluation.statistics.nll import LengthResult, PositionBucket
 from service.evaluation.statistics.pieces import pieces_of
-from service.evaluation.words import best_method, near_reference
+from service.evaluation.words import best_method, near_reference, skipped_text
 
 Protocol = Literal["curve", "sliding", "disjoint", "tail", "rolling"]
 
@@ -58,6 +58,7 @@ class PerplexityResult(EvaluationResult):
     )
     lengths: list[int]
     documents: list[DocumentInfo]
+    skipped: list[DocumentInfo] = Field([], description="Documents left out as shorter than the longest length.")
     methods: list[MethodResult]
 
     def rows(self) -> list[Row]:
@@ -82,8 +83,8 @@ class PerplexityResult(EvaluationResult):
         return [*best_method(self), *near_reference(self), *self.cautions()]
 
     def cautions(self) -> list[str]:
-        """Documents that share text."""
-        return overlaps_text(self.documents)
+        """Documents that share text, and those left out."""
+        return [*overlaps_text(self.documents), *skipped_text(self.documents, self.skipped)]
 
     def title(self) -> str:
         """Model, protocol and documents in one line."""

@@ -18,7 +18,7 @@ from service.evaluation.checks import (
     affordable,
     at_most,
     bos_of,
-    documents_of,
+    documents_by_length,
     lengths_of,
     subjects_of,
 )
@@ -30,6 +30,7 @@ from service.evaluation.probe.averages import copying, heads_attention, mean_att
 from service.evaluation.probe.request import ProbeRequest
 from service.evaluation.probe.results import ProbeMethod, ProbeResult
 from service.evaluation.probe.units import AttentionUnit, CopyUnit, RepeatedSegment
+from service.evaluation.results import DocumentInfo
 from service.evaluation.statistics.per_token import position_buckets
 from service.evaluation.unit import Outcome, Plan, Subject, Unit
 from service.models.registry import ModelRegistry, ServedModel
@@ -68,6 +69,7 @@ class ProbePlan(Plan):
     trained_length: int
     subjects: list[Subject]
     documents: list[Document]
+    skipped: list[DocumentInfo]
     lengths: list[int]
     queries: int
     distances: list[int]
@@ -157,6 +159,7 @@ class ProbePlan(Plan):
             segment_of="document" if self.vocabulary is None else "random",
             seed=self.seed,
             documents=[document.info for document in self.documents],
+            skipped=self.skipped,
             methods=[self._method(*part, found) for part in zip(self.subjects, self._parts, strict=True)],
         )
 
@@ -187,9 +190,9 @@ def plan_of(request: ProbeRequest, models: ModelRegistry, settings: Settings) ->
     served = models.get(request.model)
     if served.patch.geometry.compresses_keys:
         raise InvalidEvaluation("model", "some keys of this model cover several tokens, so attention has no distances")
-    documents = documents_of(request, served, settings)
     bos = bos_of(request.bos, served)
     special = 0 if bos is None else 1
+    documents, skipped = documents_by_length(request, served, special, settings)
     lengths = lengths_of(request.length_values(), served, documents, special, settings)
     if request.lengths is None:
         lengths = sorted({lengths[0], min(lengths[-1], DEFAULT_REACH * served.trained_length)})
@@ -209,6 +212,7 @@ def plan_of(request: ProbeRequest, models: ModelRegistry, settings: Settings) ->
         trained_length=served.trained_length,
         subjects=subjects_of(request.methods, served, models, settings, longest=longest),
         documents=documents,
+        skipped=skipped,
         lengths=lengths,
         queries=queries,
         distances=distances,

@@ -19,7 +19,7 @@ from service.evaluation.results import (
     Scores,
 )
 from service.evaluation.statistics.nll import PositionBucket
-from service.evaluation.words import best_method
+from service.evaluation.words import best_method, skipped_text
 
 Measure = Literal[
     "attention", "first_keys", "entropy", "copying", "copying_first", "copying_nll", "copying_nll_first", "nll"
@@ -102,6 +102,7 @@ class ProbeResult(EvaluationResult):
     segment_of: SegmentOf
     seed: int
     documents: list[DocumentInfo]
+    skipped: list[DocumentInfo] = Field([], description="Documents left out as shorter than the longest length.")
     methods: list[ProbeMethod]
 
     def rows(self) -> list[Row]:
@@ -120,7 +121,11 @@ class ProbeResult(EvaluationResult):
 
     def sentences(self) -> list[str]:
         """The best method at copying, and the attention beyond the trained length."""
-        return [*best_method(self), *self._far_attention()]
+        return [*best_method(self), *self._far_attention(), *self.cautions()]
+
+    def cautions(self) -> list[str]:
+        """Documents left out."""
+        return skipped_text(self.documents, self.skipped)
 
     def _far_attention(self) -> list[str]:
         """The share of attention beyond the trained length, in passes of the longest length."""

@@ -10,7 +10,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from patches import Method, alike, candidates, parse
-from service.evaluation.checks import InvalidEvaluation, affordable, bos_of, documents_of, lengths_of, subjects_of
+from service.evaluation.checks import (
+    InvalidEvaluation,
+    affordable,
+    bos_of,
+    documents_by_length,
+    lengths_of,
+    subjects_of,
+)
 from service.evaluation.cost import Cost
 from service.evaluation.documents import Document, doubling_lengths
 from service.evaluation.recommend.judging import OWN, Collected, Judge
@@ -18,8 +25,10 @@ from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.recommend.results import RecommendResult
 from service.evaluation.recommend.rounds import Schedule
 from service.evaluation.recommend.unit import SHORTEST, Layout, RecallUnit
-from service.evaluation.results import Part
+from service.evaluation.results import DocumentInfo, Part
 from service.evaluation.unit import Outcome, Plan, Subject, Unit
+from service.evaluation.words import skipped_text
+from service.models.policies import out_of_reach
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 
@@ -46,7 +55,7 @@ class Place(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class RecommendPlan(Plan):
     """``subjects`` begin with the checkpoint's own encoding, which may end before the target length, as tables do.
-    ``proposed``: the candidates are the methods' own."""
+    ``proposed``: the candidates are the methods' own. ``cautions`` end the words of the answer."""
 
     in_stages: ClassVar[bool] = True
     parts_are: ClassVar[Part] = "rounds"
@@ -57,6 +66,7 @@ class RecommendPlan(Plan):
     subjects: tuple[Subject, ...]
     proposed: bool
     documents: list[Document]
+    skipped: list[DocumentInfo]
     lengths: list[int]
     tolerance: float
     schedule: Schedule
@@ -66,6 +76,7 @@ class RecommendPlan(Plan):
     bos: int | None
     chunk: int | None
     stages: tuple[tuple[Reading, ...], ...]
+    cautions: tuple[str, ...]
 
     @property
     def cost(self) -> Cost:
@@ -143,6 +154,8 @@ class RecommendPlan(Plan):
 
     def result(self, outcomes: Sequence[Outcome]) -> RecommendResult:
         judge, target = self._judge(outcomes), self.schedule.target
+        answer = judge.answer()
+        answer.words += self.cautions
         return RecommendResult(
             model=self.model,
             fingerprint=self.fingerprint,
@@ -159,7 +172,8 @@ class RecommendPlan(Plan):
             tokens_read=sum(unit.tokens for unit in self.units),
             tokens_of_all=self.schedule.candidates * self.schedule.windows * target,
             documents=[document.info for document in self.documents],
-            answer=judge.answer(),
+            skipped=self.skipped,
+            answer=answer,
             methods=judge.methods(),
         )
 
@@ -182,16 +196,17 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
         InvalidEvaluation: for anything else that cannot be run as asked.
     """
     served = models.get(request.model)
-    documents = documents_of(request, served, settings)
     bos = bos_of(request.bos, served)
-    lengths = _lengths(request, served, documents, 0 if bos is None else 1, settings)
+    special = 0 if bos is None else 1
+    documents, skipped = documents_by_length(request, served, special, settings)
+    lengths = _lengths(request, served, documents, special, settings)
     target, reference = lengths[-1], min(served.trained_length, lengths[-1])
     layout = Layout.within(reference)
     subjects = _subjects(request, served, models, settings, reference, target)
     at_target = [index for index, subject in enumerate(subjects) if index or _fits(subject, target)]
     if not at_target:
-        raise InvalidEvaluation("length", f"no encoding of this model reads {target} tokens")
-    room = target - layout.repeated - (0 if bos is None else 1)
+        raise InvalidEvaluation(request.longest_field, f"no encoding of this model reads {target} tokens")
+    room = target - layout.repeated - special
     places = _places(documents, room, layout.tail, request.windows, request.seed)
     shorter = tuple(length for length in lengths if served.trained_length < length < target)
     schedule = Schedule(len(at_target), len(places), target, reference, shorter, request.rounds).within(request.budget)
@@ -202,6 +217,7 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
         subjects=tuple(subjects),
         proposed=not request.names_candidates,
         documents=documents,
+        skipped=skipped,
         lengths=lengths,
         tolerance=request.tolerance,
         schedule=schedule,
@@ -211,8 +227,9 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
         bos=bos,
         chunk=settings.score_chunk,
         stages=(_first_round(schedule, at_target),),
+        cautions=(*out_of_reach(target, served), *skipped_text(documents, skipped)),
     )
-    affordable(plan, settings)
+    affordable(plan, settings, request.longest_field)
     return plan
 
 
@@ -230,10 +247,12 @@ def _lengths(
         raise InvalidEvaluation("lengths", f"must be at most length ({request.length}), not {wanted[-1]}")
     elif wanted[0] < SHORTEST:
         raise InvalidEvaluation("lengths", f"must be at least {SHORTEST}, not {wanted[0]}")
-    lengths = lengths_of(wanted, served, documents, special, settings)
+    lengths = lengths_of(wanted, served, documents, special, settings, request.longest_field)
     shortest = min(served.trained_length, lengths[-1])
     if shortest < SHORTEST:
-        raise InvalidEvaluation("length", f"must be at least {SHORTEST}, as must the model's trained length")
+        raise InvalidEvaluation(
+            request.longest_field, f"must be at least {SHORTEST}, as must the model's trained length"
+        )
     return lengths
 
 

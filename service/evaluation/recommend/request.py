@@ -8,12 +8,12 @@ from pydantic import Field, model_validator
 
 from patches import problem
 from service.evaluation.documents import DEFAULT_DOCUMENT
-from service.evaluation.request import Bos, DocumentsRequest, Seed, Tokens
+from service.evaluation.request import Bos, ByLengthRequest, Seed, Tokens
 from service.inputs import TextOrTokens
 from service.policy.auto import AUTO, is_auto
 
 
-class RecommendRequest(DocumentsRequest):
+class RecommendRequest(ByLengthRequest):
     """The encoding to use at ``length`` tokens, and a cheaper one for shorter lengths where it is good enough.
 
     ``methods`` are the candidates; without them, every method proposes its own for the model and the length.
@@ -57,6 +57,11 @@ class RecommendRequest(DocumentsRequest):
         if self.length is None:
             return lengths
         return sorted({*(lengths or ()), self.length})
+
+    @property
+    def longest_field(self) -> str:
+        """The field that sets the target, also by its default."""
+        return "lengths" if self.length is None and self.lengths is not None else "length"
 
     @property
     def names_candidates(self) -> bool:

@@ -154,6 +154,7 @@ class RecommendResult(EvaluationResult):
     tokens_read: int
     tokens_of_all: int = Field(description="Tokens of all candidates in all windows at the target length.")
     documents: list[DocumentInfo]
+    skipped: list[DocumentInfo] = Field([], description="Documents left out as shorter than the longest length.")
     answer: Answer
     methods: list[RecommendMethod]
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_
 
 from patches import METHODS, KnownFields, examples, from_shorthand, problem, problems_of
 from service.evaluation.catalogue import EVALUATIONS, IN_SWEEPS, union_of
-from service.evaluation.request import EvaluationRequest, Tokens
+from service.evaluation.request import ByLengthRequest, EvaluationRequest, Tokens
 from service.inputs import MOST_ENCODINGS
 
 
@@ -111,6 +111,11 @@ class SweepRequest(EvaluationRequest):
         parts = fields.get("evaluations") or [IN_SWEEPS[0].name]
         named = [_named(part) for part in parts]
         reads = [_reads_documents(part) for part in named]
+        if "short_documents" in documents and any(map(_skips, named)):
+            return cls.placed(
+                {name: value for name, value in documents.items() if name != "short_documents"},
+                {**fields, "evaluations": [_skipping(part, documents["short_documents"]) for part in named]},
+            )
         if not any(reads):  # the first part refuses them
             reads[0] = isinstance(named[0], Mapping)
         each = zip(named, reads, strict=True)
@@ -152,6 +157,16 @@ class SweepRequest(EvaluationRequest):
 def _reads_documents(part: Any) -> bool:
     known = EVALUATIONS.get(str(part.get("evaluation"))) if isinstance(part, Mapping) else None
     return known is not None and known.request.reads_documents(part)
+
+
+def _skips(part: Any) -> bool:
+    """True for a part that may skip short documents; others take a stretch of any."""
+    known = EVALUATIONS.get(str(part.get("evaluation"))) if isinstance(part, Mapping) else None
+    return known is not None and issubclass(known.request, ByLengthRequest)
+
+
+def _skipping(part: Any, short: Any) -> Any:
+    return {"short_documents": short, **part} if _skips(part) else part
 
 
 def _with_documents(documents: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:

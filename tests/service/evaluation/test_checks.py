@@ -187,7 +187,7 @@ def test_a_pass_beyond_the_free_memory_is_refused(
     monkeypatch.setattr(pass_memory, "free_bytes", lambda device: needed - 1)
     with pytest.raises(InvalidEvaluation, match=r"a pass of 512 tokens needs about 3\d MB beyond") as refused:
         planned(models, evaluation)
-    assert refused.value.param == "lengths"
+    assert refused.value.param == ("length" if evaluation == "recommend" else "lengths")
     assert "3" in str(refused.value).rpartition("and ")[2]
 
 

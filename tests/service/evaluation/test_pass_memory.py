@@ -42,6 +42,7 @@ def measured(patch: Any, length: int) -> Any:
         trained_length=256,
         subjects=[Subject(parse({"method": "default"}), patch, "m")],
         documents=[from_token_ids("d", torch.randint(0, 64, (length,)).tolist(), Bytes())],
+        skipped=[],
         lengths=[256, length],
         protocol="curve",
         stride=0,

@@ -83,6 +83,16 @@ def test_bad_input_is_refused_with_the_field_and_what_it_takes(client: httpx.Cli
     assert client.post("/export", json={"pe": YARN, "target": "vllm", "model": "x"}).status_code == 404
 
 
+def test_the_place_of_options_names_the_program_of_the_line(client: httpx.Client) -> None:
+    """The sentence sent the options of `llama-completion` to `llama-server`."""
+    for pe, place in (
+        (YARN, "Add the options to `llama-server`."),
+        ("self_extend:4", "Add the options to `llama-completion`: `llama-server` has no group attention."),
+    ):
+        answer = client.post("/export", json={"pe": pe, "target": "llama.cpp", "length": 200}).json()
+        assert (answer["apply"], answer["usage"].split()[0] in place) == (place, True)
+
+
 def test_a_bias_on_the_model_that_was_trained_with_it_is_its_own_encoding(client: httpx.Client) -> None:
     answer = client.post("/export", json={"pe": "alibi", "target": "vllm"}).json()
     assert (answer["model"], answer["changes"]) == ("tiny-alibi", False)

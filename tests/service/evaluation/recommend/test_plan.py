@@ -145,7 +145,9 @@ def test_finished_rounds_are_the_result_of_a_request_for_these_rounds(models: Mo
     [
         ({"length": 63}, "length", "at least 64"),
         ({"budget": 5000}, "budget", r"must be at least \d+ tokens for \d+ candidates"),
-        ({"length": 1 << 20}, "lengths", "beyond"),
+        ({"length": 1 << 20}, "length", "^length: 1048576 is beyond"),
+        ({"length": 256, "lengths": [128, 256], "input": "A short text."}, "length", "beyond the shortest document"),
+        ({"length": None, "lengths": [128, 256], "input": "A short text."}, "lengths", "beyond the shortest document"),
         ({"methods": [{"method": "t5_bias"}]}, "methods.0", "relative_attention_bias"),
     ],
 )
