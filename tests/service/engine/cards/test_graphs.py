@@ -164,7 +164,9 @@ def test_encodings_that_move_added_positions_cannot_be_captured_and_say_so() -> 
         plain = run(patch, CAPTURED, methods[:1], prompts[:1], [6])
         mixed = run(patch, CAPTURED, methods, prompts, [6, 6])
         assert mixed.equals(run(patch, TRITON, methods, prompts, [6, 6]))
+        later = run(patch, CAPTURED, methods[:1], prompts[:1], [6])
     assert (plain.count("failed"), plain.count("replayed") > 0) == (0, True)
+    assert later.steps == plain.steps, "other requests have their graphs, also behind these"
     assert mixed.count("failed") > 3
     assert all("NotCapturable" in failure for failure in mixed.failures)
 
