@@ -34,9 +34,10 @@ def _turned(first, second, by, high, low, FAST: tl.constexpr):
     Frequencies are turns per position in two parts. Whole turns go before the angle is rounded, so far positions keep
     their angles.
     """
-    turns = by * high[None, :]
-    rest = tl.fma(by, high[None, :], -turns) + by * low[None, :]
-    angle = (turns - tl.floor(turns + 0.5) + rest) * 6.283185307179586
+    # The compiler joins products with sums as it likes, so one product may be rounded here and exact there. Only
+    # ``whole`` may depend on it: any whole number near the turns will do.
+    whole = tl.floor(by * high[None, :] + 0.5)
+    angle = (tl.fma(by, high[None, :], -whole) + by * low[None, :]) * 6.283185307179586
     if FAST:
         cos, sin = libdevice.fast_cosf(angle), libdevice.fast_sinf(angle)
     else:

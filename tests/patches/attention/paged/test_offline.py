@@ -23,3 +23,11 @@ def test_every_variant_compiles_without_many_spills(capability: int, dtype: str,
         everything = DECODING if variant["split"] else EVERYTHING
         most = everything if variant["code"] == "everything" else PLAIN
         assert variant["local_bytes"] <= most, variant
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+def test_far_positions_keep_their_angles_when_products_and_sums_are_fused(capability: int, tmp_path: Path) -> None:
+    """A fused difference of turns added their rounding once more: 0.006 at position 131,072."""
+    for found in compiled("tests.patches.attention.paged.angles", capability, "bf16", tmp_path):
+        assert found["error"] < 1e-6, found
