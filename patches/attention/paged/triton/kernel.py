@@ -187,7 +187,7 @@ def attention(
     rows = tl.arange(0, BLOCK_M)
     column, member = first_query + rows // GROUP_WIDTH, rows % GROUP_WIDTH
     live = (column < queries) & (member < GROUP)
-    head, token, q_idx = kv_head * GROUP + member, edge + column, q_start + column
+    head, token, q_idx = kv_head * GROUP + member, (edge + column).to(tl.int64), q_start + column
 
     # Columns of a head: the two halves of rotary pairs, and the rest.
     pair = tl.arange(0, WIDTH)
@@ -268,10 +268,11 @@ def attention(
             )  # fmt: skip
 
     if SPLIT:
-        at_row = (item * KV_HEADS + kv_head) * BLOCK_M + rows
+        at_row = (item * KV_HEADS + kv_head) * GROUP + member
         tl.store(PART_TOP + at_row, top, mask=live)
         tl.store(PART_TOTAL + at_row, total, mask=live)
-        tl.store(PART + at_row[:, None] * VALUE_DIM + wide[None, :], acc, mask=live[:, None] & in_value[None, :])
+        at = PART + at_row.to(tl.int64)[:, None] * VALUE_DIM + wide[None, :]  # many long requests have 2^31 numbers
+        tl.store(at, acc, mask=live[:, None] & in_value[None, :])
     else:
         if HAS_SINKS:
             sink = tl.load(SINKS + head, mask=live, other=0.0)
@@ -285,7 +286,7 @@ def attention(
 def merge(
     OUT, PART, PART_TOP, PART_TOTAL, SINKS, ITEMS, EDGES, SEQUENCES, out_token, out_head,
     VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr, PARTS: tl.constexpr,
+    HAS_SINKS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence of one query, query head): joins the parts of its items, ``PARTS`` of them at once."""
     index, head = tl.program_id(0), tl.program_id(1)
@@ -294,19 +295,19 @@ def merge(
     in_value = wide < VALUE_DIM
     if item == stop:
         return  # padding of a captured graph
-    token = tl.load(SEQUENCES + tl.load(ITEMS + item * 4) * 6 + 2)
+    token = tl.load(SEQUENCES + tl.load(ITEMS + item * 4) * 6 + 2).to(tl.int64)
     acc = tl.zeros([1, VALUE_WIDTH], dtype=tl.float32)
     top = tl.full([1], float("-inf"), dtype=tl.float32)
     total = tl.zeros([1], dtype=tl.float32)
     for first in range(item, stop, PARTS):
         part = first + tl.arange(0, PARTS)
         inside = part < stop
-        at_row = (part * KV_HEADS + head // GROUP) * BLOCK_M + head % GROUP
+        at_row = (part * KV_HEADS + head // GROUP) * GROUP + head % GROUP
         part_top = tl.load(PART_TOP + at_row, mask=inside, other=float("-inf"))
         new = tl.maximum(top, tl.max(part_top, 0))
         finite = tl.where(new == float("-inf"), 0.0, new)
         shrink, weight = tl.exp2(top - finite), tl.exp2(part_top - finite)
-        at = PART + at_row[:, None] * VALUE_DIM + wide[None, :]
+        at = PART + at_row.to(tl.int64)[:, None] * VALUE_DIM + wide[None, :]
         added = tl.load(at, mask=inside[:, None] & in_value[None, :], other=0.0)
         acc = acc * shrink[:, None] + tl.sum(added * weight[:, None], 0)[None, :]
         total = total * shrink + tl.sum(tl.load(PART_TOTAL + at_row, mask=inside, other=0.0) * weight, 0)
