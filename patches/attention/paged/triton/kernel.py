@@ -97,8 +97,8 @@ def _block(
 
     Scores are in units of ln 2, because the card has an exponential of base 2.
     """
-    q_first, q_second, q_plain, factor, q_idx, q_low, q_high = query
-    chunk, low, high, own_chunk, own_high = mask
+    q_first, q_second, q_plain, factor, q_idx = query
+    chunk, low, high, own_chunk, own_high, whole_start, whole_stop = mask
     keys, k_page, k_token, values, v_page, v_token, pages, first_pages, evicted = cache
     one, two, plain, wide, in_pair, in_plain, in_value = columns
     kv_idx = start + tl.arange(0, BLOCK_N)
@@ -133,10 +133,7 @@ def _block(
     if BIAS:
         kind, a, b, table, distances = bias
         scores += _bias(kind, a, b, table, distances, q_idx, kv_idx, LINEAR)
-    last = start + BLOCK_N - 1
-    some = (last >= k_high) | (last > q_low) | (q_low // chunk - last // chunk < low)
-    some = some | (q_high // chunk - start // chunk >= high) | (q_high // own_chunk - start // own_chunk >= own_high)
-    if some:
+    if (start < whole_start) | (start + BLOCK_N > whole_stop):
         apart = q_idx[:, None] // chunk - (kv_idx // chunk)[None, :]
         own = q_idx[:, None] // own_chunk - (kv_idx // own_chunk)[None, :]
         covered = (apart >= low) & (apart < high) & (own < own_high)
@@ -241,7 +238,11 @@ def attention(
         k_low = tl.maximum(tl.maximum(q_low // chunk - high + 1, 0) * chunk, split_low)
         k_high = tl.minimum(tl.minimum(q_high + 1, tl.maximum(q_high // chunk - low + 1, 0) * chunk), first)
         k_high = tl.minimum(k_high, split_high)
-        mask = chunk, low, high, own_chunk, own_high
+        # All queries of the block reach these keys. A block of such keys needs no mask.
+        whole_start = tl.maximum(q_high // chunk - high + 1, 0) * chunk
+        whole_start = tl.maximum(whole_start, tl.maximum(q_high // own_chunk - own_high + 1, 0) * own_chunk)
+        whole_stop = tl.minimum(tl.minimum(k_high, q_low + 1), tl.maximum(q_low // chunk - low + 1, 0) * chunk)
+        mask = chunk, low, high, own_chunk, own_high, whole_start, whole_stop
         query_map, query_pairs = base_map + (1 + 2 * band) * 3, base_pairs + (1 + 2 * band) * 2 * WIDTH
         key_map, key_pairs = query_map + 3, query_pairs + 2 * WIDTH
         q_first, q_second = q_one, q_two
@@ -250,7 +251,7 @@ def attention(
                 by = _placed(q_idx, query_map, query_pairs, place, WIDTH)
                 by -= _placed(q_idx, base_map, base_pairs, place, WIDTH)
                 q_first, q_second = _turned(q_one, q_two, by, turn_high, turn_low, FAST)
-        query = q_first, q_second, q_plain, factor, q_idx, q_low, q_high
+        query = q_first, q_second, q_plain, factor, q_idx
         turn = key_map, key_pairs, base_map, base_pairs, place, turn_high, turn_low
         # Keys that turn go through registers. The other loop feeds the matrix unit from shared memory.
         if TURNS_KEYS:
