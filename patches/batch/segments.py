@@ -7,7 +7,7 @@ written once, for a segment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import TypeVar
@@ -57,6 +57,11 @@ class Batch:
     names: list[str] = field(default_factory=list)
     _shared: dict[Hashable, object] = field(default_factory=dict)
     _calls: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def slots(self) -> Collection[int]:
+        """The slots of all sequences."""
+        return {segment.slot for segment in self.segments}
 
     @property
     def is_static(self) -> bool:

@@ -7,7 +7,7 @@ int32.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -158,9 +158,13 @@ class SlotTable:
         return position, self.inv_freq[slot], self.attention_factor[slot]
 
     @property
-    def branches(self) -> tuple[bool, bool]:
-        """(True if some encoding moves rotated positions, True for added ones): they decide a forward's operations."""
-        return self._moves, bool(self._adds)
+    def moves(self) -> bool:
+        """True if some encoding moves rotated positions: it decides a forward's operations."""
+        return self._moves
+
+    def adds(self, slots: Iterable[int] | None) -> bool:
+        """True if some of ``slots`` moves added positions, or some of the table for None: it decides operations too."""
+        return bool(self._adds) if slots is None else not self._adds.isdisjoint(slots)
 
     def in_use(self) -> int:
         """Number of slots whose encodings live requests use."""

@@ -7,6 +7,7 @@ neighbouring rows; a sinusoid (arXiv:1706.03762, section 3.5) is evaluated there
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -99,13 +100,15 @@ class Sinusoid:
         return torch.cat((angles.sin(), angles.cos()), dim=-1)
 
 
-def embeddings(embedding: AbsoluteEmbedding, position_ids: torch.Tensor, slots: SlotTable) -> torch.Tensor:
+def embeddings(
+    embedding: AbsoluteEmbedding, position_ids: torch.Tensor, slots: SlotTable, used: Iterable[int] | None = None
+) -> torch.Tensor:
     """Position embeddings [rows, tokens, width] of encoded ``position_ids`` [rows, tokens].
 
-    The host reads no slot back unless an encoding in the table moves positions.
+    The host reads no slot back unless an encoding of the ``used`` slots moves positions; None are all of the table.
     """
     position, slot = decode(position_ids)
-    if not slots.branches[1]:
+    if not slots.adds(used):
         return embedding.native(position)
     width = embedding.native(position[:0]).shape[-1]
     output = torch.empty(*position.shape, width, dtype=embedding.dtype, device=position.device)

@@ -232,7 +232,7 @@ class Patched(Encodings):
         """
         self.slots.upload()
         self.attention_seam.packed.rows.write(longest)
-        return self.slots.branches, self.attention_seam.packed.rows.key(longest)
+        return self.slots.moves, self.slots.adds(longest), self.attention_seam.packed.rows.key(longest)
 
     def variant(self, slots: Iterable[int]) -> Variant:
         """The variant of paged attention's kernel for ``slots``."""
@@ -311,7 +311,9 @@ class Patched(Encodings):
 
     def _embed(self) -> torch.Tensor:
         assert self.embedding is not None
-        return embeddings(self.embedding, self._forwards.current.position_ids, self.slots)
+        forward = self._forwards.current
+        used = None if forward.packed is None else forward.packed.slots
+        return embeddings(self.embedding, forward.position_ids, self.slots, used)
 
     def sink_window(self, resolved: ResolvedRecipe) -> tuple[int, int] | None:
         """(num_sinks, window_size) that any later query can reach under ``resolved``; None: caches need every key."""

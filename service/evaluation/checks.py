@@ -121,10 +121,11 @@ def _tokenized(request: DocumentsRequest, served: ServedModel, settings: Setting
             raise InvalidEvaluation("input", _of(name, wrong))
         else:
             documents.append(from_text(name, item, served.tokenizer))
+    tokens = min(served.vocab_size, served.patch.num_logits)  # a token without a logit has no score
     for document in documents:
-        outside = next((t for t in document.token_ids if t >= served.vocab_size), None)
+        outside = next((t for t in document.token_ids if t >= tokens), None)
         if outside is not None:
-            problem = f"token id {outside} is outside 0..{served.vocab_size - 1}"
+            problem = f"token id {outside} is outside 0..{tokens - 1}"
             raise InvalidEvaluation("input", _of(document.name, problem))
     return [document.cut(request.max_tokens) for document in documents], names
 

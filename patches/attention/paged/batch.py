@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from importlib.util import find_spec
@@ -96,6 +96,10 @@ class PagedBatch(Batch):
 
     step: Step | DecodeStep = field(kw_only=True)
     backend: PagedBackend = field(kw_only=True)
+
+    @property
+    def slots(self) -> Collection[int]:
+        return self.step.longest.keys()
 
     @property
     def is_static(self) -> bool:

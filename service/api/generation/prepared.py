@@ -17,7 +17,14 @@ from fastapi.concurrency import run_in_threadpool
 from patches import Method, ResolvedRecipe
 from service.api.encodings.auto import choice_of, with_ranges
 from service.api.generation.pieces import Piece, Pieces
-from service.api.generation.prompts import Prompt, check_logprobs, check_min_tokens, check_prompt, prompts_of
+from service.api.generation.prompts import (
+    Prompt,
+    check_logprobs,
+    check_min_tokens,
+    check_prompt,
+    check_scored,
+    prompts_of,
+)
 from service.api.generation.refusals import refused
 from service.api.generation.structure import Structure
 from service.api.generation.text import TextStream
@@ -25,7 +32,6 @@ from service.api.quotas import Reserved, admit, left_to_answer, log_prompts, mos
 from service.api.responses import AutoChoice
 from service.engine.generation import Generation
 from service.engine.request import Grammar, SamplingParams, TokenLogprobs
-from service.errors import context_length_exceeded
 from service.evaluation.scoring.token_scores import TokenScores, prompt_scores
 from service.models.registry import ServedModel
 from service.models.text.grammar_parts import Delimiter
@@ -200,8 +206,8 @@ async def prepare(
         max_tokens = max(1, min(most_new, _longest(model, method) - tokens)) if wanted.max_tokens is None else most_new
         check_min_tokens(wanted.min_tokens, max_tokens)
         resolved = check_prompt(prompts[index].token_ids, max_tokens, method, model, wanted.param, pe_param)
-        if wanted.scored and tokens > model.engine.scores.most:
-            raise context_length_exceeded(tokens, 0, model.engine.scores.most, wanted.param)
+        if wanted.scored:
+            check_scored(prompts[index].token_ids, model, wanted.param)
         mine = tickets[number * wanted.answers : (number + 1) * wanted.answers]
         score_ticket = tickets[len(places) + number] if wanted.scored else None
         length = tokens + max_tokens

@@ -139,6 +139,17 @@ def check_prompt(
         raise bad_request(f"{pe_param}: {error}", pe_param) from error
 
 
+def check_scored(token_ids: list[int], served: ServedModel, param: str) -> None:
+    """Raises:
+    ApiError: for a prompt, from the field ``param``, that is too long for scores or has a token without a logit.
+    """
+    most, tokens = served.engine.scores.most, served.patch.num_logits
+    if len(token_ids) > most:
+        raise context_length_exceeded(len(token_ids), 0, most, param)
+    if max(token_ids[1:], default=0) >= tokens:  # the first token has no score
+        raise bad_request(f"{param}: this model gives scores to token ids 0..{tokens - 1} only", param)
+
+
 async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Results of all ``works``, run at once; the first failure cancels the others and is raised as itself."""
     try:

@@ -14,7 +14,7 @@ class Occurrences:
         self._tokens = np.unique(np.array(prompt_ids, np.int64))
         self._counts = np.zeros(len(self._tokens), np.int64)
         self._places = {token: place for place, token in enumerate(self._tokens.tolist())}
-        self._read = 0
+        self._read, self._greatest = 0, max(prompt_ids, default=-1)
 
     def read(self, answer: Sequence[int]) -> None:
         """Count the tokens that ``answer`` has since the last time."""
@@ -35,3 +35,10 @@ class Occurrences:
     def counts(self) -> np.ndarray:
         """int64 [n], in the order of ``tokens``."""
         return self._counts[: len(self._places)]
+
+    def below(self, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """``tokens`` and ``counts`` of tokens below ``most``. A prompt may have tokens that no logit is for."""
+        if self._greatest < most:
+            return self.tokens, self.counts
+        kept = self.tokens < most
+        return self.tokens[kept], self.counts[kept]

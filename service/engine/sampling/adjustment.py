@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from patches import uploaded
-from service.engine.request import EngineRequest, GrammarFailed
+from service.engine.request import EngineRequest, GrammarFailed, SamplingParams
 
 Rows = Sequence[tuple[int, EngineRequest]]
 Places = tuple[torch.Tensor, ...]
@@ -37,9 +37,10 @@ def adjusted(logits: torch.Tensor, rows: Rows) -> Iterator[None]:
         if biased := [(row, request) for row, request in rows if request.sampling.logit_bias]:
             at = _places([(row, request.biases[0]) for row, request in biased], logits)
             change(at, logits[at] + _numbers([request.biases[1] for _, request in biased], logits))
-        if penalised := [(row, request) for row, request in rows if request.sampling.is_penalised]:
-            at = _places([(row, request.occurrences.tokens) for row, request in penalised], logits)
-            change(at, _penalised(logits[at], [request for _, request in penalised]))
+        if penalised := [(row, one) for row, one in rows if one.sampling.is_penalised]:
+            found = [(row, one.sampling, *one.occurrences.below(logits.shape[-1])) for row, one in penalised]
+            at = _places([(row, tokens) for row, _, tokens, _ in found], logits)
+            change(at, _penalised(logits[at], [(params, counts) for _, params, _, counts in found]))
         if held_back := [(row, request.enders) for row, request in rows if request.is_held_back]:
             change(_places(held_back, logits), logits.new_full((), float("-inf")))
         yield
@@ -60,14 +61,13 @@ def _with_grammar(rows: Rows, logits: torch.Tensor) -> Iterator[tuple[int, Engin
                 yield row, request, uploaded(torch.from_numpy(forbidden), logits.device)
 
 
-def _penalised(values: torch.Tensor, requests: Sequence[EngineRequest]) -> torch.Tensor:
-    """``values`` [m] of the occurring tokens of ``requests``, after their penalties.
+def _penalised(values: torch.Tensor, found: Sequence[tuple[SamplingParams, np.ndarray]]) -> torch.Tensor:
+    """``values`` [m] of the tokens that occur as often as ``found`` has, after the penalties of their requests.
 
     Repetition (Keskar et al., arXiv:1909.05858, section 4.1), then frequency and presence as OpenAI defines them.
     """
     factors, losses = [], []
-    for request in requests:
-        params, counts = request.sampling, request.occurrences.counts
+    for params, counts in found:
         factors.append(np.full(len(counts), params.repetition_penalty))
         losses.append(params.frequency_penalty * counts + params.presence_penalty * (counts > 0))
     factor, loss = _numbers(factors, values), _numbers(losses, values)

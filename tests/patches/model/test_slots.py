@@ -198,13 +198,24 @@ def test_encodings_are_uploaded_row_by_row_and_in_place(table: SlotTable) -> Non
 
 
 def test_what_decides_the_operations_of_a_forward(table: SlotTable) -> None:
-    assert table.branches == (False, False)
+    """A released encoding stays in the table, but no forward of others depends on it."""
+    assert not table.moves
     table.acquire(linear(2.0))
-    assert table.branches == (False, False)
+    assert not table.moves
     table.acquire(resolved({"method": "self_extend", "group_size": 4, "neighbor_window": 8}))
-    assert table.branches == (True, False)
+    assert table.moves
+    assert not table.adds(None)
+    learned = RopeGeometry(
+        16, 0, 0.0, 256, 256, 4, family="learned", native=parse({"method": "learned"}), table_rows=256
+    )
+    adding = table.acquire(resolve(parse({"method": "learned_interpolation", "factor": 2.0}), learned, 256))
+    table.release(adding)
+    assert table.adds(None)
+    assert table.adds({0, adding})
+    assert not table.adds({0: 9, adding + 1: 4}.keys())
     table.clear()
-    assert table.branches == (False, False)
+    assert not table.moves
+    assert not table.adds(None)
 
 
 def test_a_failed_acquire_changes_nothing(table: SlotTable) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from patches import parse, patched
+from patches import Patched, parse, patched
 from service.api.validation import problems_in
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.checks import InvalidEvaluation
@@ -104,6 +104,13 @@ def test_an_error_names_one_of_several_documents(
 ) -> None:
     with pytest.raises(InvalidEvaluation, match=f"^{re.escape(message)}"):
         planned(models, "perplexity", input=given, lengths=lengths, bos="never")
+
+
+def test_a_document_has_only_tokens_with_a_logit(models: ModelRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moshi has one more row of embeddings than logits."""
+    monkeypatch.setattr(Patched, "num_logits", 300)
+    with pytest.raises(InvalidEvaluation, match=r"^input: token id 300 is outside 0\.\.299$"):
+        planned(models, "perplexity", input=[1, 2, 300], lengths=[2])
 
 
 def test_an_error_has_the_names_of_the_request(models: ModelRegistry) -> None:

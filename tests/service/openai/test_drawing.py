@@ -12,6 +12,7 @@ import openai
 import pytest
 import torch
 
+from service.api.generation.prompts import check_scored
 from service.api.openai.schemas import CompletionRequest
 from service.errors import ApiError
 from tests.service.openai.conftest import ENDS, answer, chunks, plain, plain_logprobs
@@ -184,3 +185,15 @@ def test_a_row_of_embeddings_without_a_logit_is_no_token(field: dict[str, Any]) 
     )
     with pytest.raises(ApiError, match=r"token ids of this model are 0\.\.2"):
         CompletionRequest(prompt="a", **field).check_tokens(served)  # type: ignore[arg-type]
+
+
+def test_a_token_without_a_logit_has_no_score() -> None:
+    """The first token of a prompt needs none."""
+    scores = SimpleNamespace(most=4)
+    served: Any = SimpleNamespace(patch=SimpleNamespace(num_logits=3), engine=SimpleNamespace(scores=scores))
+    check_scored([3, 1, 2], served, "prompt")
+    with pytest.raises(ApiError, match=r"prompt: this model gives scores to token ids 0\.\.2 only") as refused:
+        check_scored([1, 3, 2], served, "prompt")
+    assert refused.value.param == "prompt"
+    with pytest.raises(ApiError, match="length is 4 tokens"):
+        check_scored([1] * 5, served, "prompt")

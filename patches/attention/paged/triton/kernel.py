@@ -34,9 +34,10 @@ def _turned(first, second, by, high, low, FAST: tl.constexpr):
     Frequencies are turns per position in two parts. Whole turns go before the angle is rounded, so far positions keep
     their angles.
     """
-    turns = by * high[None, :]
-    rest = tl.fma(by, high[None, :], -turns) + by * low[None, :]
-    angle = (turns - tl.floor(turns + 0.5) + rest) * 6.283185307179586
+    # The compiler joins products with sums as it likes, so one product may be rounded here and exact there. Only
+    # ``whole`` may depend on it: any whole number near the turns will do.
+    whole = tl.floor(by * high[None, :] + 0.5)
+    angle = (tl.fma(by, high[None, :], -whole) + by * low[None, :]) * 6.283185307179586
     if FAST:
         cos, sin = libdevice.fast_cosf(angle), libdevice.fast_sinf(angle)
     else:
@@ -96,8 +97,8 @@ def _block(
 
     Scores are in units of ln 2, because the card has an exponential of base 2.
     """
-    q_first, q_second, q_plain, factor, q_idx, q_low, q_high = query
-    chunk, low, high, own_chunk, own_high = mask
+    q_first, q_second, q_plain, factor, q_idx = query
+    chunk, low, high, own_chunk, own_high, whole_start, whole_stop = mask
     keys, k_page, k_token, values, v_page, v_token, pages, first_pages, evicted = cache
     one, two, plain, wide, in_pair, in_plain, in_value = columns
     kv_idx = start + tl.arange(0, BLOCK_N)
@@ -132,10 +133,7 @@ def _block(
     if BIAS:
         kind, a, b, table, distances = bias
         scores += _bias(kind, a, b, table, distances, q_idx, kv_idx, LINEAR)
-    last = start + BLOCK_N - 1
-    some = (last >= k_high) | (last > q_low) | (q_low // chunk - last // chunk < low)
-    some = some | (q_high // chunk - start // chunk >= high) | (q_high // own_chunk - start // own_chunk >= own_high)
-    if some:
+    if (start < whole_start) | (start + BLOCK_N > whole_stop):
         apart = q_idx[:, None] // chunk - (kv_idx // chunk)[None, :]
         own = q_idx[:, None] // own_chunk - (kv_idx // own_chunk)[None, :]
         covered = (apart >= low) & (apart < high) & (own < own_high)
@@ -186,7 +184,7 @@ def attention(
     rows = tl.arange(0, BLOCK_M)
     column, member = first_query + rows // GROUP_WIDTH, rows % GROUP_WIDTH
     live = (column < queries) & (member < GROUP)
-    head, token, q_idx = kv_head * GROUP + member, edge + column, q_start + column
+    head, token, q_idx = kv_head * GROUP + member, (edge + column).to(tl.int64), q_start + column
 
     # Columns of a head: the two halves of rotary pairs, and the rest.
     pair = tl.arange(0, WIDTH)
@@ -240,7 +238,11 @@ def attention(
         k_low = tl.maximum(tl.maximum(q_low // chunk - high + 1, 0) * chunk, split_low)
         k_high = tl.minimum(tl.minimum(q_high + 1, tl.maximum(q_high // chunk - low + 1, 0) * chunk), first)
         k_high = tl.minimum(k_high, split_high)
-        mask = chunk, low, high, own_chunk, own_high
+        # All queries of the block reach these keys. A block of such keys needs no mask.
+        whole_start = tl.maximum(q_high // chunk - high + 1, 0) * chunk
+        whole_start = tl.maximum(whole_start, tl.maximum(q_high // own_chunk - own_high + 1, 0) * own_chunk)
+        whole_stop = tl.minimum(tl.minimum(k_high, q_low + 1), tl.maximum(q_low // chunk - low + 1, 0) * chunk)
+        mask = chunk, low, high, own_chunk, own_high, whole_start, whole_stop
         query_map, query_pairs = base_map + (1 + 2 * band) * 3, base_pairs + (1 + 2 * band) * 2 * WIDTH
         key_map, key_pairs = query_map + 3, query_pairs + 2 * WIDTH
         q_first, q_second = q_one, q_two
@@ -249,7 +251,7 @@ def attention(
                 by = _placed(q_idx, query_map, query_pairs, place, WIDTH)
                 by -= _placed(q_idx, base_map, base_pairs, place, WIDTH)
                 q_first, q_second = _turned(q_one, q_two, by, turn_high, turn_low, FAST)
-        query = q_first, q_second, q_plain, factor, q_idx, q_low, q_high
+        query = q_first, q_second, q_plain, factor, q_idx
         turn = key_map, key_pairs, base_map, base_pairs, place, turn_high, turn_low
         # Keys that turn go through registers. The other loop feeds the matrix unit from shared memory.
         if TURNS_KEYS:
@@ -267,10 +269,11 @@ def attention(
             )  # fmt: skip
 
     if SPLIT:
-        at_row = (item * KV_HEADS + kv_head) * BLOCK_M + rows
+        at_row = (item * KV_HEADS + kv_head) * GROUP + member
         tl.store(PART_TOP + at_row, top, mask=live)
         tl.store(PART_TOTAL + at_row, total, mask=live)
-        tl.store(PART + at_row[:, None] * VALUE_DIM + wide[None, :], acc, mask=live[:, None] & in_value[None, :])
+        at = PART + at_row.to(tl.int64)[:, None] * VALUE_DIM + wide[None, :]  # many long requests have 2^31 numbers
+        tl.store(at, acc, mask=live[:, None] & in_value[None, :])
     else:
         if HAS_SINKS:
             sink = tl.load(SINKS + head, mask=live, other=0.0)
@@ -284,7 +287,7 @@ def attention(
 def merge(
     OUT, PART, PART_TOP, PART_TOTAL, SINKS, ITEMS, EDGES, SEQUENCES, out_token, out_head,
     VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr, PARTS: tl.constexpr,
+    HAS_SINKS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence of one query, query head): joins the parts of its items, ``PARTS`` of them at once."""
     index, head = tl.program_id(0), tl.program_id(1)
@@ -293,19 +296,19 @@ def merge(
     in_value = wide < VALUE_DIM
     if item == stop:
         return  # padding of a captured graph
-    token = tl.load(SEQUENCES + tl.load(ITEMS + item * 4) * 6 + 2)
+    token = tl.load(SEQUENCES + tl.load(ITEMS + item * 4) * 6 + 2).to(tl.int64)
     acc = tl.zeros([1, VALUE_WIDTH], dtype=tl.float32)
     top = tl.full([1], float("-inf"), dtype=tl.float32)
     total = tl.zeros([1], dtype=tl.float32)
     for first in range(item, stop, PARTS):
         part = first + tl.arange(0, PARTS)
         inside = part < stop
-        at_row = (part * KV_HEADS + head // GROUP) * BLOCK_M + head % GROUP
+        at_row = (part * KV_HEADS + head // GROUP) * GROUP + head % GROUP
         part_top = tl.load(PART_TOP + at_row, mask=inside, other=float("-inf"))
         new = tl.maximum(top, tl.max(part_top, 0))
         finite = tl.where(new == float("-inf"), 0.0, new)
         shrink, weight = tl.exp2(top - finite), tl.exp2(part_top - finite)
-        at = PART + at_row[:, None] * VALUE_DIM + wide[None, :]
+        at = PART + at_row.to(tl.int64)[:, None] * VALUE_DIM + wide[None, :]
         added = tl.load(at, mask=inside[:, None] & in_value[None, :], other=0.0)
         acc = acc * shrink[:, None] + tl.sum(added * weight[:, None], 0)[None, :]
         total = total * shrink + tl.sum(tl.load(PART_TOTAL + at_row, mask=inside, other=0.0) * weight, 0)

@@ -108,6 +108,12 @@ class Plan:
             self._codes[split] = codes_of(items, self.sequences, self.tables, by_keys=choose)
         return self._codes[split]
 
+    def parts(self, value_dim: int) -> tuple[torch.Tensor, ...]:
+        """Buffers for values, largest scores and sums of ``singles``, by key head and by head that shares it."""
+        shape = len(self.singles), self.kv_heads, self.heads // self.kv_heads
+        sizes = (*shape, value_dim), shape, shape
+        return tuple(torch.empty(size, device=self.factor.device) for size in sizes)
+
     @property
     def group_width(self) -> int:
         return power_of_two(self.heads // self.kv_heads, least=1)
@@ -179,7 +185,6 @@ def attend(
                 KV_HEADS=plan.kv_heads,
                 GROUP=plan.heads // plan.kv_heads,
                 HAS_SINKS=layer.sinks is not None,
-                BLOCK_M=rows,
                 PARTS=16,
             )
     return out
@@ -211,14 +216,10 @@ def write(
 
 def _launches(plan: Plan, value_dim: int) -> Iterator[tuple[torch.Tensor, int, tuple[torch.Tensor, ...], bool]]:
     """(items, rows of a block, buffers of parts, whether items are parts) of each launch that the step needs."""
-    device = plan.factor.device
     if len(plan.chunks):
         yield plan.chunks, max(16, plan.group_width, plan.blocks.rows), (plan.factor,) * 3, False
     if len(plan.singles):
-        rows = max(16, plan.group_width)
-        shape = len(plan.singles), plan.kv_heads, rows
-        sizes = (*shape, value_dim), shape, shape
-        yield plan.singles, rows, tuple(torch.empty(size, device=device) for size in sizes), True
+        yield plan.singles, max(16, plan.group_width), plan.parts(value_dim), True
 
 
 def variant_constants(blocks: Blocks, launch: Launch, value_dim: int, *, split: bool) -> dict[str, object]:

@@ -1,8 +1,8 @@
 """CUDA graphs of decode steps: captured once for each size of a batch, and replayed over the same tensors.
 
 A replay runs no Python. A step is written into static tensors before it, and tokens are drawn behind it. Steps with
-prompt tokens run as ever, and so do sizes whose capture failed. Each such size is logged once, and its steps are
-counted.
+prompt tokens run as ever, and so do sizes whose capture failed. Each failure is logged, and the steps are counted. Only
+captures that had no memory are tried again.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ has no graph, and neither has a step with prompts."""
 
 MOST_GRAPHS = 128
 """Captured sizes; the one that was used longest ago makes room for another."""
+
+STEPS_WITHOUT_MEMORY = 1000
+"""Steps of a size that run without a graph before a capture without memory is tried again, each time.
+
+They take some seconds. Others, such as a scoring step, may give memory back by then, and a try takes little of it.
+"""
 
 
 class Graph(Protocol):
@@ -83,6 +89,8 @@ class DecodeGraphs:
         self._steps = DecodeSteps(rows, cache.num_blocks, cache.page_size, cache.spare_page, patch.model.device)
         self._graphs: dict[Hashable, Graph] = {}
         self._failed: set[Hashable] = set()
+        self._waiting: dict[Hashable, int] = {}
+        """Steps before another try, of sizes whose capture had no memory."""
         self._logits: torch.Tensor | None = None
         self._running: DecodeStep | None = None
 
@@ -97,6 +105,9 @@ class DecodeGraphs:
         step = self._steps.filled(sequences, tokens)
         key = self._key(step)
         if key in self._failed:
+            return "failed", None
+        if self._waiting.get(key):
+            self._waiting[key] -= 1
             return "failed", None
         if self._replayed(key):
             return "replayed", self._logits
@@ -161,7 +172,7 @@ class DecodeGraphs:
         Raises:
             Exception: when the step itself fails for another reason than memory.
         """
-        has_run, failure = False, None
+        has_run, had_memory, failure = False, True, None
         try:
             forward()
             has_run = True
@@ -169,18 +180,23 @@ class DecodeGraphs:
         except Exception as error:
             if not (has_run or is_out_of_memory(error)):
                 raise
-            failure = _reason(error)
+            failure, had_memory = _reason(error)
         if failure is None:
             while len(self._graphs) >= MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
             self._graphs[key] = graph
+            self._waiting.pop(key, None)
             return "captured", self._logits
         give_back()
         if not has_run:  # the step itself had no memory; the next one of its size may have it
             log.warning("graph_without_memory", error=failure, key=str(key))
             return "failed", None
-        self._failed.add(key)
-        self._failures.append(failure)
+        if key not in self._waiting:
+            self._failures.append(failure)
+        if had_memory:
+            self._failed.add(key)
+        else:
+            self._waiting[key] = STEPS_WITHOUT_MEMORY
         log.warning("graph_failed", error=failure, key=str(key))
         return "failed", self._logits
 
@@ -198,8 +214,11 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _reason(error: BaseException) -> str:
-    """The first of several errors: a capture that fails inside fails again at its end."""
-    while error.__context__ is not None:
+def _reason(error: Exception) -> tuple[str, bool]:
+    """The first of several errors, and False if it was for memory.
+
+    A capture that fails inside fails again at its end.
+    """
+    while isinstance(error.__context__, Exception):
         error = error.__context__
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}", not is_out_of_memory(error)

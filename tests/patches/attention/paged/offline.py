@@ -1,6 +1,6 @@
 """Compiles the kernel for a GPU that need not be there, as a program: ``TRITON_INTERPRET`` has to be unset at import.
 
-Prints a line of JSON for each variant of the attention: bytes of local memory per thread, which are spills.
+Prints a line of JSON for each variant of the attention: registers per thread, and bytes of local memory (spills).
 """
 
 from __future__ import annotations
@@ -65,14 +65,15 @@ def constants(*, split: bool, code: Code, head_dim: int, pairs: int, dtype: str)
         **variant_constants(blocks, launch, head_dim, split=split),
         "FAST": True,
         "UPCAST": False,
+        **({} if everything else {"own_chunk": 1}),  # layers without a mask, whose 1 Triton compiles in
         "PAGE": 32,
         "BLOCK_M": 16 if split else blocks.rows,
         "PARTS": 16,
     }
 
 
-def local_bytes(function: Any, given: dict[str, Any], dtype: str, capability: int) -> int:
-    """Local memory of a thread, for states of ``dtype`` on a GPU of a compute capability such as 90."""
+def usage(function: Any, given: dict[str, Any], dtype: str, capability: int) -> dict[str, int]:
+    """Registers and local memory of a thread, for states of ``dtype`` on a GPU of a compute capability such as 90."""
     chosen = {name: value for name, value in given.items() if name in function.arg_names}
     kinds, attributes = {}, {}
     for index, name in enumerate(function.arg_names):
@@ -86,7 +87,7 @@ def local_bytes(function: Any, given: dict[str, Any], dtype: str, capability: in
             kinds[name] = "*fp32" if name.startswith(FLOATS) or name == "DISTANCES" else "*i32"
         else:
             kinds[name] = "i32"
-        if (name.isupper() and name not in chosen) or name.startswith(("q_", "k_", "v_", "out_")):
+        if (name.isupper() and name not in chosen) or name.startswith(("q_", "k_", "v_", "out_", "own_high")):
             attributes[(index,)] = [["tt.divisibility", 16]]
     constexprs = {(function.arg_names.index(name),): value for name, value in chosen.items()}
     source = ASTSource(fn=function, signature=kinds, constexprs=constexprs, attrs=attributes)
@@ -94,10 +95,10 @@ def local_bytes(function: Any, given: dict[str, Any], dtype: str, capability: in
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(compiled.asm["cubin"])
-        usage = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
-    assert found is not None, usage
-    return max(int(found[1]), int(found[2]))
+        shown = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", shown)
+    assert found is not None, shown
+    return {"registers": int(found[1]), "local_bytes": max(int(found[2]), int(found[3]))}
 
 
 def main(capability: int, dtype: str) -> None:
@@ -105,11 +106,10 @@ def main(capability: int, dtype: str) -> None:
         for split, code in CODES:
             pairs = head_dim // 4 if code == "everything" else head_dim // 2
             given = constants(split=split, code=code, head_dim=head_dim, pairs=pairs, dtype=dtype)
-            size = local_bytes(kernel.attention, given, dtype, capability)
-            variant = {"head_dim": head_dim, "split": split, "code": code, "local_bytes": size}
-            print(json.dumps(variant), flush=True)
+            taken = usage(kernel.attention, given, dtype, capability)
+            print(json.dumps({"head_dim": head_dim, "split": split, "code": code} | taken), flush=True)
     given = constants(split=True, code="everything", head_dim=128, pairs=64, dtype=dtype)
-    local_bytes(kernel.merge, given, dtype, capability)
+    usage(kernel.merge, given, dtype, capability)
 
 
 if __name__ == "__main__":

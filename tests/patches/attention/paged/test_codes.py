@@ -9,6 +9,7 @@ from patches.attention.layer import Layer
 from patches.attention.paged.decode import NO_ITEM
 from patches.attention.paged.rows import Row, Variant
 from patches.attention.paged.triton.codes import NOBODY, TURNING, codes_of, launches_of
+from patches.attention.paged.triton.launch import Blocks, planned
 from tests.patches.attention.paged.batches import Shape, ragged
 
 SPLIT = 8
@@ -47,6 +48,17 @@ def test_chunks_have_the_code_of_their_row() -> None:
     work, rows = step.work(8, SPLIT), batch.rows()
     found = codes_of(work.chunks, work.sequences, batch.tables(), by_keys=False).tolist()
     assert found == [int(rows[step.sequences[number].slot].variant) for number in work.chunks[:, 0].tolist()]
+
+
+def test_parts_have_no_room_for_rows_of_padding() -> None:
+    """A block has 16 rows at least. With a key head for each head, 15 of them held nothing, in gigabytes."""
+    batch = ragged(Shape(), Layer(0.3), decode=True)
+    *_, step = batch.build()
+    for heads, kv_heads in ((2, 2), (6, 2)):
+        plan = planned(step, batch.tables(), heads, kv_heads, Blocks(32, 16, SPLIT))
+        sizes = [tuple(part.shape) for part in plan.parts(12)]
+        shape = len(plan.singles), kv_heads, heads // kv_heads
+        assert sizes == [(*shape, 12), shape, shape]
 
 
 @pytest.mark.parametrize("split", [True, False])

@@ -72,6 +72,14 @@ def test_one_row_by_the_formulas(sampling: dict[str, Any]) -> None:
     assert torch.equal(given, logits()), "restored for log-probabilities, in all bits"
 
 
+def test_a_prompt_may_have_a_token_without_a_logit() -> None:
+    """Moshi has one more row of embeddings than logits. Such a prompt ended the generation thread."""
+    cases = [{"repetition_penalty": 1.3, "presence_penalty": 0.5}, {"repetition_penalty": 0.5}]
+    extended = [request(prompt=[*PROMPT, VOCABULARY], **case) for case in cases]
+    given = logits(2)
+    assert torch.equal(changed(given, *extended), changed(given, *(request(**case) for case in cases)))
+
+
 def test_an_error_inside_restores_too() -> None:
     given, held_back = logits(), request([], min_tokens=3, stop_token_ids=(4, 4, 9), logit_bias=((9, 1.0),))
     with suppress(RuntimeError), adjusted(given, [(0, held_back)]):
