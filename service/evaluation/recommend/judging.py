@@ -181,10 +181,12 @@ class Judge:
     def _avoid(self) -> list[Avoid]:
         """The own encoding if it fails, windowed candidates, then others much worse than the recommended one.
 
-        An attention window is no reason where all have one. ``tied`` and ``unsure`` ones are not among them.
+        An attention window is no reason where all have one. ``tied`` and ``unsure`` ones are not among them, nor is
+        the one that a policy uses at the target.
         """
         evidence, chosen = self._evidence[self._target], self._chosen
-        separated = (s for s in evidence if self._verdict(s) in ("worse", "dropped", "windowed"))
+        used = 0 if self._target <= self._trained_length else self._cheapest(self._target)
+        separated = (s for s in evidence if s != used and self._verdict(s) in ("worse", "dropped", "windowed"))
         others = sorted(separated, key=lambda s: (s != 0, self._window(s) is None, s))
         windows = {s: None if self._all_windowed and not self.recall_counts else self._window(s) for s in others}
         reasons = [(s, reason_against(evidence[s], evidence[chosen], windows[s])) for s in others]

@@ -38,7 +38,7 @@ def sentences(
         *_dropped_at_once(methods, schedule),
         _cost(chosen, schedule),
         *_export(methods, answer, schedule, exportable),
-        *_ranges(answer),
+        *_ranges(methods, chosen, answer, schedule, trained_length),
         *(f"Avoid {avoided.label}: {avoided.reason}." for avoided in answer.avoid[:MOST_AVOIDED]),
     ]
 
@@ -197,7 +197,17 @@ def _export(
     yield f"No system that Ropeway exports to can express it{instead}."
 
 
-def _ranges(answer: Answer) -> Iterator[str]:
-    last = answer.ranges[-1]
-    if last.label != answer.label:
-        yield f"{last.label} is good enough within the tolerance, and costs no more."
+def _ranges(
+    methods: Sequence[RecommendMethod], chosen: RecommendMethod, answer: Answer, schedule: Schedule, trained_length: int
+) -> Iterator[str]:
+    """The encoding of a policy at the target, where it is not the recommended one."""
+    used = answer.ranges[-1].label
+    if used == answer.label:
+        return
+    uses = f"The policy uses {used} at {schedule.target:,} tokens"
+    if schedule.target <= trained_length:
+        yield f"{uses}, as at every length up to the {trained_length:,} of its training."
+        return
+    cost = next(method.cost for method in methods if method.label == used)
+    why = "it costs less" if weight_of(cost) < weight_of(chosen.cost) else "it is the model's own"
+    yield f"{uses}: it is within the tolerance, and {why}."

@@ -128,9 +128,37 @@ def test_a_cheaper_encoding_within_the_tolerance_serves_a_range(models: ModelReg
     result, _ = answered(planned(models), made_up, (2.0, 0.9))
     assert result.answer.label == GOOD
     assert result.answer.ranges[-1].label == "yarn(factor=4)"
-    assert "yarn(factor=4) is good enough within the tolerance, and costs no more." in result.words()
+    uses = "The policy uses yarn(factor=4) at 256 tokens: it is within the tolerance, and it costs less."
+    assert uses in result.words()
     strict, _ = answered(planned(models, tolerance=0.01), made_up, (2.0, 0.9))
     assert strict.answer.ranges[-1].label == GOOD
+
+
+@pytest.mark.parametrize(
+    ("best", "used"),
+    [
+        (GOOD, ": it is within the tolerance, and it costs less."),
+        ("yarn(factor=4)", ": it is within the tolerance, and it is the model's own."),
+    ],
+)
+def test_an_encoding_that_the_policy_uses_is_not_one_to_avoid(models: ModelRegistry, best: str, used: str) -> None:
+    made_up = {"others": (3.5, 0.8), "default": (2.4, 0.8), best: (2.0, 0.8)}
+    wide, _ = answered(planned(models, methods=BOTH, tolerance=1), made_up, (2.0, 0.9))
+    assert (wide.answer.label, [found.label for found in wide.answer.ranges]) == (best, ["default"])
+    assert f"The policy uses default at 256 tokens{used}" in wide.words()
+    assert "default" not in [found.label for found in wide.answer.avoid]
+    strict, _ = answered(planned(models, methods=BOTH), made_up, (2.0, 0.9))
+    assert [found.label for found in strict.answer.ranges] == ["default", best]
+    assert "default" in [found.label for found in strict.answer.avoid]
+
+
+def test_within_the_trained_length_the_policy_keeps_the_own_encoding(models: ModelRegistry) -> None:
+    plan = planned(models, methods=BOTH, length=64)
+    result, _ = answered(plan, {"others": (2.0, 0.8)}, (3.0, 0.8))
+    assert (result.answer.native_is_enough, ranges_of(result)) == (False, [{"up_to": 64, "pe": {"method": "default"}}])
+    says = "The policy uses default at 64 tokens, as at every length up to the 64 of its training."
+    assert says in result.words()
+    assert result.answer.avoid == []
 
 
 def test_a_cheaper_encoding_that_may_be_too_bad_serves_no_length(models: ModelRegistry) -> None:
