@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from service.evaluation.formatting import listed, percent, probability, short_number
 from service.evaluation.recommend.evidence import Evidence
 from service.evaluation.recommend.results import Answer, AtLength, RecommendMethod
 from service.evaluation.recommend.rounds import Schedule
-from service.evaluation.results import Interval
+from service.evaluation.results import ROUNDING, Interval
 from service.evaluation.statistics.per_token import finite_exp
 from service.evaluation.sweep.judging import weight_of
 
@@ -73,8 +74,12 @@ def _choice(
     if schedule.target <= trained_length and answer.native_is_enough:
         return f"For {where} keep the model's own encoding: it was trained with {trained_length:,}."
     if answer.native_is_enough:
+        keep = f"For {where} keep the model's own encoding"
+        if _is_alone(methods, schedule):
+            return f"{keep}: there was no other candidate."
         compared = " without a window" if _left_out(methods) else ""
-        return f"For {where} keep the model's own encoding: no candidate{compared} is better."
+        surely = "surely " if _ahead(methods, answer, schedule) else ""
+        return f"{keep}: no candidate{compared} is {surely}better."
     if chosen.window is not None and not answer.recall_counts:
         forgets = f"it attends to {chosen.window:,} tokens only, and forgets the others"
         return f"For {where} use {answer.label} by perplexity alone: {forgets}."
@@ -106,10 +111,24 @@ def _evidence(
             f"{shown}: within {schedule.reference:,} tokens it predicts "
             f"{percent(reference.recall)} of repeated tokens, and {percent(reference.recall_first)} without the repeat."
         )
-        if _left_out(methods) or all(method.window is None for method in methods):
+        if _left_out(methods):
             yield "So perplexity alone decides, and windowed encodings are left out."
-        else:
+        elif any(method.window is not None for method in methods):
             yield "So perplexity alone decides. All candidates are windowed, and it does not show what they forget."
+        elif not _is_alone(methods, schedule):
+            yield "So perplexity alone decides."
+
+
+def _is_alone(methods: Sequence[RecommendMethod], schedule: Schedule) -> bool:
+    """True if one candidate alone was measured at the target."""
+    return sum(at.length == schedule.target for method in methods for at in method.lengths) == 1
+
+
+def _ahead(methods: Sequence[RecommendMethod], answer: Answer, schedule: Schedule) -> float:
+    """The mean loss of the own encoding above that of the next finalist; 0 where another is the answer."""
+    above = (at.difference for at in methods[0].lengths if at.length == schedule.target)
+    found = next(above, 0.0) if answer.native_is_enough else 0.0
+    return found if found > ROUNDING else 0.0
 
 
 def _left_out(methods: Sequence[RecommendMethod]) -> bool:
@@ -136,10 +155,15 @@ def _doubt(
     few = "One window is too few" if read == 1 else f"{read} windows are too few"
     least = weight_of(chosen.cost)
     cheaper = [method.label for method in methods if method.label in answer.tied and weight_of(method.cost) < least]
-    others = [label for label in answer.tied if label not in cheaper]
+    ahead = _ahead(methods, answer, schedule)
+    others = [label for label in answer.tied if label not in cheaper and not (ahead and label == answer.runner_up)]
     unsure = [method.label for method in methods if method.verdict == "unsure"]
     if unsure:
         yield f"{listed(unsure)} {_are(unsure)} worse on average, and {read} windows do not separate {_them(unsure)}."
+    if ahead:
+        less = f"{ahead:.3f} less loss" if answer.recall_counts else f"{percent(1 - math.exp(-ahead))} lower perplexity"
+        separate = "one window does" if read == 1 else f"{read} windows do"
+        yield f"{answer.runner_up} has {less} on average, and {separate} not separate the two."
     if others:
         yield f"{listed(others)} {_are(others)} as good as far as these windows show, and no cheaper."
     if cheaper:

@@ -109,6 +109,26 @@ def test_a_model_that_is_good_as_it_is_gets_to_know(models: ModelRegistry) -> No
     assert ranges_of(result) == [{"up_to": LENGTH, "pe": {"method": "default"}}]
 
 
+@pytest.mark.parametrize(
+    ("recall", "less"), [(0.0, "8.46 % lower perplexity"), (0.8, "0.088 less loss")], ids=["perplexity", "recall"]
+)
+def test_a_candidate_that_is_probably_better_is_named(models: ModelRegistry, recall: float, less: str) -> None:
+    made_up = {"others": (3.0, recall), "default": (2.08, recall), "yarn(factor=4)": (2.0, recall, 0.3)}
+    result, _ = answered(planned(models, methods=BOTH, windows=8), made_up, (2.0, recall))
+    answer = result.answer
+    assert (answer.label, answer.runner_up, answer.tied) == ("default", "yarn(factor=4)", ["yarn(factor=4)"])
+    assert result.title() == "For 256 tokens keep the model's own encoding: no candidate is surely better."
+    assert f"yarn(factor=4) has {less} on average, and 8 windows do not separate the two." in result.words()
+    assert "as good as far as" not in " ".join(result.words())
+
+
+def test_the_own_encoding_alone_is_compared_with_nothing(models: ModelRegistry) -> None:
+    plan = planned(models, methods=[{"method": "default"}], windows=4)
+    result, _ = answered(plan, {"others": (2.0, 0.0)}, (2.0, 0.0))
+    assert result.title() == "For 256 tokens keep the model's own encoding: there was no other candidate."
+    assert "windowed" not in " ".join(result.words())
+
+
 def test_shorter_lengths_get_the_proposals_for_them(models: ModelRegistry) -> None:
     made_up = {"others": (3.0, 0.1), "yarn(factor=4)": (2.0, 0.8), "yarn(factor=2)": (2.0, 0.8)}
     result, _ = answered(planned(models), made_up, (2.0, 0.9))
