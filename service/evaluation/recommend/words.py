@@ -95,7 +95,8 @@ def _evidence(
     yield f"It has {_numbers(at, recall)} there, {windows}."
     own = {length.length: length for length in methods[0].lengths}
     if schedule.target not in own:
-        yield "The model's own encoding ends before that length."
+        cannot = "" if answer.target is None else f", or {answer.target} cannot express it there"
+        yield f"The model's own encoding ends before that length{cannot}."
     elif chosen is not methods[0]:
         yield f"The model's own encoding has {_numbers(own[schedule.target], recall)} there."
     if schedule.reference != schedule.target:
@@ -208,6 +209,8 @@ def _cost(chosen: RecommendMethod, schedule: Schedule) -> str:
 def _export(
     methods: Sequence[RecommendMethod], answer: Answer, schedule: Schedule, exportable: Sequence[str]
 ) -> Iterator[str]:
+    if answer.target is not None:
+        yield f"Only candidates that {answer.target} can express were compared."
     if answer.exports_to is None or answer.exports_to:
         return
     losses = {method.label: at.loss for method in methods for at in method.lengths if at.length == schedule.target}
@@ -217,7 +220,8 @@ def _export(
         instead = f"; finalists that one can are to be avoided: {listed(exportable)}"
     else:
         more = losses[answer.exportable] - losses[answer.label]
-        instead = f"; the best finalist that one can is {answer.exportable}, with {more:.3f} more loss"
+        systems = listed(answer.exportable_to or [])
+        instead = f"; the best finalist that one can is {answer.exportable} ({systems}), with {more:.3f} more loss"
     yield f"No system that Ropeway exports to can express it{instead}."
 
 

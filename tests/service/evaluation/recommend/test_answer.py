@@ -224,13 +224,25 @@ def test_an_answer_that_no_system_can_express_says_so_and_names_one_that_is(mode
     found, _ = answered(planned(models, methods=methods), made_up, (2.0, 0.9))
     assert (found.answer.label, found.answer.exports_to, found.answer.exportable) == ("rerope", [], "yarn(factor=4)")
     assert (
-        "No system that Ropeway exports to can express it; the best finalist that one can is yarn(factor=4), with "
-        "0.250 more loss."
+        "No system that Ropeway exports to can express it; the best finalist that one can is yarn(factor=4) "
+        "(transformers, vllm, sglang, llama.cpp, exllamav3 and tgi), with 0.250 more loss."
     ) in found.words()
     for label, systems in (("yarn(factor=4)", list(TARGETS)), (GOOD, ["llama.cpp"])):
         best, _ = answered(planned(models, methods=methods), made_up | {label: (1.0, 0.9)}, (2.0, 0.9))
         assert (best.answer.label, best.answer.exports_to, best.answer.exportable) == (label, systems, label)
+        assert (best.answer.exportable_to, best.answer.target) == (systems, None)
         assert "No system" not in " ".join(best.words())
+
+
+def test_for_a_system_what_it_can_express_alone_is_compared(models: ModelRegistry) -> None:
+    """self_extend is for llama.cpp alone. It was better, and yarn left early."""
+    made_up = {"others": (3.0, 0.1), "yarn(factor=4)": (2.25, 0.8), GOOD: (2.0, 0.8), "rerope": (1.9, 0.8)}
+    for system, label in (("vllm", "yarn(factor=4)"), ("llama.cpp", GOOD)):
+        plan = planned(models, target=system)
+        assert all(system in (carriers(each.method, each.patch, LENGTH) or ()) for each in plan.subjects)
+        result, _ = answered(plan, made_up, (2.0, 0.9))
+        assert (result.answer.label, result.answer.target) == (label, system)
+        assert f"Only candidates that {system} can express were compared." in result.words()
 
 
 @pytest.mark.parametrize(("windows", "finalists"), [(4, 7), (16, 3)])

@@ -147,6 +147,11 @@ def test_finished_rounds_are_the_result_of_a_request_for_these_rounds(models: Mo
         ({"budget": 5000}, "budget", r"must be at least \d+ tokens for \d+ candidates"),
         ({"length": 1 << 20}, "lengths", "beyond"),
         ({"methods": [{"method": "t5_bias"}]}, "methods.0", "relative_attention_bias"),
+        (
+            {"methods": ["rerope", "streaming"], "target": "vllm"},
+            "target",
+            "vllm can express none of the candidates for 256 tokens",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused(models: ModelRegistry, fields: dict[str, Any], param: str, message: str) -> None:
