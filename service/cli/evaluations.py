@@ -34,7 +34,7 @@ from service.cli.shared.measuring import (
 from service.cli.shared.options import Encodings, ModelName, Server, encodings_option
 from service.cli.shared.progress import progress
 from service.cli.shared.terminal import fail, new_table, print_table, stderr, stdout
-from service.evaluation.catalogue import EVALUATIONS, Evaluation
+from service.evaluation.catalogue import EVALUATIONS, OPTION, Evaluation
 from service.evaluation.request import ByLengthRequest
 
 if TYPE_CHECKING:
@@ -63,15 +63,16 @@ def separated(
     """
     files: list[str] = []
     values: dict[str, Any] = {}
+    renamed = {schema[OPTION]: field for field, schema in fields.items() if OPTION in schema}
     rest = iter(items)
     for item in rest:
         if item == "-" or not item.startswith("-"):
             files.append(item)
             continue
         if not item.startswith("--"):
-            raise _unknown(item, fields, shared)
+            raise _unknown(item, [*fields, *renamed], shared)
         flag, equals, text = item[2:].partition("=")
-        name = flag.replace("-", "_")
+        name = renamed.get(flag, flag.replace("-", "_"))
         switched = name.removeprefix("no_")
         if switched in fields and fields[switched].get("type") == "boolean":
             if equals:
@@ -81,7 +82,7 @@ def separated(
             values[switched] = switched == name
             continue
         if name not in fields:
-            raise _unknown(item, fields, shared)
+            raise _unknown(item, [*fields, *renamed], shared)
         given = text if equals else next(rest, None)
         if given is None:
             raise typer.BadParameter(f"--{flag} needs a value")
@@ -128,7 +129,7 @@ def print_fields(name: str) -> None:
     table = new_table("option", "value", "default", "meaning")
     definitions = _schema(name).get("$defs", {})
     for field, schema in own_fields(name).items():
-        for row in field_rows(f"--{_option(field)}", schema, definitions):
+        for row in field_rows(f"--{schema.get(OPTION, _option(field))}", schema, definitions):
             table.add_row(*map(Text, row))
     table.caption = "An object is one argument of JSON, with the fields that are indented below it."
     table.caption_justify = "left"

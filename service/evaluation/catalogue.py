@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from service.models.registry import ModelRegistry
     from service.settings import Settings
 
+OPTION = "x-option"
+"""In the schema of a field, the name of its option in the shell where that is another."""
+
 
 @dataclass(frozen=True)
 class Evaluation:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
 
 from patches import (
     LONGEST,
@@ -20,6 +22,7 @@ from patches import (
     parse,
     resolve,
     to_shorthand,
+    unknown,
 )
 from service.export.exllamav3 import ExLlamaV3
 from service.export.llama_cpp import LlamaCpp
@@ -37,6 +40,16 @@ TARGETS: dict[str, Target] = {
     "exllamav3": ExLlamaV3(),
     "tgi": TextGenerationInference(),
 }
+
+
+def _known(target: str) -> str:
+    if target not in TARGETS:
+        raise ValueError(unknown("target", target, TARGETS))
+    return target
+
+
+TargetName = Annotated[str, AfterValidator(_known), Field(json_schema_extra={"enum": list(TARGETS)})]
+"""The field of a request that names a system."""
 
 
 class LengthRequired(ValueError):

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
-from patches import LONGEST, KnownFields, Method, PositionEncoding, problem, unknown
+from patches import LONGEST, KnownFields, Method, PositionEncoding, problem
 from service.api.docs.openapi import SAMPLE
 from service.api.http.routing import Route
 from service.api.responses import ExportResult
@@ -19,6 +19,7 @@ from service.export.targets import (
     LengthRequired,
     NotExpressible,
     Source,
+    TargetName,
     default_length,
     export,
     source_of,
@@ -31,12 +32,6 @@ router = APIRouter(tags=["methods"], route_class=Route)
 
 FOLDER = "FOLDER"
 """In a line, the folder of an adapter: a server does not show its paths."""
-
-
-def _known(target: str) -> str:
-    if target not in TARGETS:
-        raise ValueError(unknown("target", target, TARGETS))
-    return target
 
 
 def _fixed(pe: Any) -> Any:
@@ -53,9 +48,7 @@ class ExportRequest(KnownFields):
     pe: Annotated[PositionEncoding, BeforeValidator(_fixed)] = Field(
         description="A short form such as `yarn:4`, or an object with `method`."
     )
-    target: Annotated[str, AfterValidator(_known)] = Field(
-        description="The system.", json_schema_extra={"enum": list(TARGETS)}
-    )
+    target: TargetName = Field(description="The system.")
     model: str | None = Field(None, description="A served model; the first one when absent.")
     length: Annotated[int, Field(ge=2, le=LONGEST - 1)] | None = Field(
         None,

@@ -38,7 +38,7 @@ def minutes_of(own: dict[str, Any]) -> float | None:
 
 def tokens_within(minutes: float, name: str, body: dict[str, Any], client: Ropeway) -> int:
     """The tokens that ``minutes`` allow, from the time of two windows under the model's own encoding."""
-    timed = client.evaluate(name, **body | {"methods": ["default"], "windows": 2})
+    timed = client.evaluate(name, **body | {"methods": ["default"], "windows": 2, "target": None})
     assert timed.seconds is not None, "an answer without a job has its time"
     tokens = int(60 * minutes * timed.numbers()["tokens_read"] / timed.seconds / SLOWER)
     stderr.print(f"{minutes:g} minutes are about {tokens:,} tokens", markup=False, soft_wrap=True)

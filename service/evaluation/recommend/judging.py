@@ -36,10 +36,12 @@ class Judge:
     be chosen beside others: it forgets, and perplexity alone does not show that.
     """
 
-    def __init__(self, measured: Collected, schedule: Schedule, trained_length: int, tolerance: float) -> None:
+    def __init__(
+        self, measured: Collected, schedule: Schedule, trained_length: int, tolerance: float, system: str | None
+    ) -> None:
         self._subjects, self._rounds = measured.subjects, measured.rounds
         self._schedule, self._trained_length, self._tolerance = schedule, trained_length, tolerance
-        self._target = schedule.target
+        self._target, self._system = schedule.target, system
         own = Evidence.of(measured.outcomes[0, schedule.reference], recall_counts=True)
         self._recall_shown = copies(own)
         self.recall_counts = self._recall_shown == "yes"
@@ -147,7 +149,8 @@ class Judge:
         next_best = others[0] if others else None
         subject, avoid = self._subjects[chosen], self._avoid()
         avoided = {found.label for found in avoid}
-        exportable = [self._subjects[s].label for s in (chosen, *others) if self._carriers(s)]
+        exportable = {self._subjects[s].label: systems for s in (chosen, *others) if (systems := self._carriers(s))}
+        named = next((label for label in exportable if label not in avoided), None)
         answer = Answer(
             label=subject.label,
             pe=request_of(subject.method),
@@ -160,12 +163,14 @@ class Judge:
             tied=[self._subjects[index].label for index in self._tied if index != chosen],
             runners_up=[self._subjects[index].label for index in others],
             exports_to=self._carriers(chosen),
-            exportable=next((label for label in exportable if label not in avoided), None),
+            exportable=named,
+            exportable_to=None if named is None else exportable[named],
+            target=self._system,
             avoid=avoid,
             ranges=self._ranges(),
             words=[],
         )
-        answer.words = sentences(answer, self.methods(), self._schedule, self._trained_length, exportable)
+        answer.words = sentences(answer, self.methods(), self._schedule, self._trained_length, list(exportable))
         return answer
 
     def _carriers(self, index: int) -> list[str] | None:
@@ -181,10 +186,12 @@ class Judge:
     def _avoid(self) -> list[Avoid]:
         """The own encoding if it fails, windowed candidates, then others much worse than the recommended one.
 
-        An attention window is no reason where all have one. ``tied`` and ``unsure`` ones are not among them.
+        An attention window is no reason where all have one. ``tied`` and ``unsure`` ones are not among them, nor is
+        the one that a policy uses at the target.
         """
         evidence, chosen = self._evidence[self._target], self._chosen
-        separated = (s for s in evidence if self._verdict(s) in ("worse", "dropped", "windowed"))
+        used = 0 if self._target <= self._trained_length else self._cheapest(self._target)
+        separated = (s for s in evidence if s != used and self._verdict(s) in ("worse", "dropped", "windowed"))
         others = sorted(separated, key=lambda s: (s != 0, self._window(s) is None, s))
         windows = {s: None if self._all_windowed and not self.recall_counts else self._window(s) for s in others}
         reasons = [(s, reason_against(evidence[s], evidence[chosen], windows[s])) for s in others]

@@ -9,18 +9,18 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from patches import Method, alike, candidates, parse
+from patches import Method, alike
 from service.evaluation.checks import (
     InvalidEvaluation,
     affordable,
     bos_of,
     documents_by_length,
     lengths_of,
-    subjects_of,
 )
 from service.evaluation.cost import Cost
 from service.evaluation.documents import Document, doubling_lengths
-from service.evaluation.recommend.judging import OWN, Collected, Judge
+from service.evaluation.recommend.candidates import candidates_of, reads
+from service.evaluation.recommend.judging import Collected, Judge
 from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.recommend.results import RecommendResult
 from service.evaluation.recommend.rounds import Schedule
@@ -69,6 +69,7 @@ class RecommendPlan(Plan):
     skipped: list[DocumentInfo]
     lengths: list[int]
     tolerance: float
+    system: str | None
     schedule: Schedule
     places: tuple[Place, ...]
     layout: Layout
@@ -150,7 +151,8 @@ class RecommendPlan(Plan):
         for reading in (reading for stage in self.stages for reading in stage):
             several = found.setdefault((reading.subject, reading.length), [])
             several += [next(remaining) for _ in range(reading.begin, reading.stop)]
-        return Judge(Collected(self.subjects, found, tuple(rounds)), self.schedule, self.trained_length, self.tolerance)
+        measured = Collected(self.subjects, found, tuple(rounds))
+        return Judge(measured, self.schedule, self.trained_length, self.tolerance, self.system)
 
     def result(self, outcomes: Sequence[Outcome]) -> RecommendResult:
         judge, target = self._judge(outcomes), self.schedule.target
@@ -202,8 +204,10 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
     lengths = _lengths(request, served, documents, special, settings)
     target, reference = lengths[-1], min(served.trained_length, lengths[-1])
     layout = Layout.within(reference)
-    subjects = _subjects(request, served, models, settings, reference, target)
-    at_target = [index for index, subject in enumerate(subjects) if index or _fits(subject, target)]
+    subjects = candidates_of(request, served, models, settings, reference, target)
+    at_target = [index for index, subject in enumerate(subjects) if index or reads(subject, target, request.target)]
+    if not at_target and request.target is not None:
+        raise InvalidEvaluation("target", f"{request.target} cannot express the model's own encoding there")
     if not at_target:
         raise InvalidEvaluation(request.longest_field, f"no encoding of this model reads {target} tokens")
     room = target - layout.repeated - special
@@ -220,6 +224,7 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
         skipped=skipped,
         lengths=lengths,
         tolerance=request.tolerance,
+        system=request.target,
         schedule=schedule,
         places=places,
         layout=layout,
@@ -254,31 +259,6 @@ def _lengths(
             request.longest_field, f"must be at least {SHORTEST}, as must the model's trained length"
         )
     return lengths
-
-
-def _subjects(
-    request: RecommendRequest,
-    served: ServedModel,
-    models: ModelRegistry,
-    settings: Settings,
-    reference: int,
-    target: int,
-) -> list[Subject]:
-    """The checkpoint's own encoding, then the other candidates."""
-    (own,) = subjects_of([parse(OWN)], served, models, settings, longest=reference)
-    asked: list[Method] = candidates(served.patch.geometry, target)
-    if request.names_candidates:
-        asked = list(dict.fromkeys(request.methods))
-    found = subjects_of(asked, served, models, settings, longest=target)
-    return [own, *(subject for subject in found if subject != own)]
-
-
-def _fits(subject: Subject, length: int) -> bool:
-    try:
-        subject.patch.resolve(subject.method, length)
-    except ValueError:  # past the end of a table
-        return False
-    return True
 
 
 def _places(documents: Sequence[Document], room: int, tail: int, windows: int, seed: int) -> tuple[Place, ...]:

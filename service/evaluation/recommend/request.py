@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from patches import problem
+from service.evaluation.catalogue import OPTION
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.request import Bos, ByLengthRequest, Seed, Tokens
+from service.export.targets import TargetName
 from service.inputs import TextOrTokens
 from service.policy.auto import AUTO, is_auto
 
@@ -37,6 +39,11 @@ class RecommendRequest(ByLengthRequest):
         0.1,
         description="Loss above the best at a length at which a cheaper encoding is good enough: 0.1 is 10 % of "
         "perplexity, or 10 points of recall.",
+    )
+    target: TargetName | None = Field(
+        None,
+        description="A system of `POST /export`: candidates that it cannot express at `length` are left out.",
+        json_schema_extra={OPTION: "to"},
     )
     rounds: Annotated[int, Field(ge=1, le=64)] | None = Field(
         None, description="Rounds after which it ends, without the later ones; all when absent."

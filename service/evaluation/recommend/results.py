@@ -127,6 +127,8 @@ class Answer(BaseModel):
         description="The best candidate of the last round that one of these systems can express. Null: none, or only "
         "those to avoid.",
     )
+    exportable_to: list[str] | None = Field(None, description="Systems that can express `exportable`.")
+    target: str | None = Field(None, description="The system of the request: only what it can express is compared.")
     avoid: list[Avoid]
     ranges: list[Range]
     words: list[str]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from service.evaluation.formatting import listed, percent, probability, short_number
 from service.evaluation.recommend.evidence import Evidence
 from service.evaluation.recommend.results import Answer, AtLength, RecommendMethod
 from service.evaluation.recommend.rounds import Schedule
-from service.evaluation.results import Interval
+from service.evaluation.results import ROUNDING, Interval
 from service.evaluation.statistics.per_token import finite_exp
 from service.evaluation.sweep.judging import weight_of
 
@@ -38,7 +39,7 @@ def sentences(
         *_dropped_at_once(methods, schedule),
         _cost(chosen, schedule),
         *_export(methods, answer, schedule, exportable),
-        *_ranges(answer),
+        *_ranges(methods, chosen, answer, schedule, trained_length),
         *(f"Avoid {avoided.label}: {avoided.reason}." for avoided in answer.avoid[:MOST_AVOIDED]),
     ]
 
@@ -73,8 +74,12 @@ def _choice(
     if schedule.target <= trained_length and answer.native_is_enough:
         return f"For {where} keep the model's own encoding: it was trained with {trained_length:,}."
     if answer.native_is_enough:
+        keep = f"For {where} keep the model's own encoding"
+        if _is_alone(methods, schedule):
+            return f"{keep}: there was no other candidate."
         compared = " without a window" if _left_out(methods) else ""
-        return f"For {where} keep the model's own encoding: no candidate{compared} is better."
+        surely = "surely " if _ahead(methods, answer, schedule) else ""
+        return f"{keep}: no candidate{compared} is {surely}better."
     if chosen.window is not None and not answer.recall_counts:
         forgets = f"it attends to {chosen.window:,} tokens only, and forgets the others"
         return f"For {where} use {answer.label} by perplexity alone: {forgets}."
@@ -90,7 +95,8 @@ def _evidence(
     yield f"It has {_numbers(at, recall)} there, {windows}."
     own = {length.length: length for length in methods[0].lengths}
     if schedule.target not in own:
-        yield "The model's own encoding ends before that length."
+        cannot = "" if answer.target is None else f", or {answer.target} cannot express it there"
+        yield f"The model's own encoding ends before that length{cannot}."
     elif chosen is not methods[0]:
         yield f"The model's own encoding has {_numbers(own[schedule.target], recall)} there."
     if schedule.reference != schedule.target:
@@ -106,10 +112,24 @@ def _evidence(
             f"{shown}: within {schedule.reference:,} tokens it predicts "
             f"{percent(reference.recall)} of repeated tokens, and {percent(reference.recall_first)} without the repeat."
         )
-        if _left_out(methods) or all(method.window is None for method in methods):
+        if _left_out(methods):
             yield "So perplexity alone decides, and windowed encodings are left out."
-        else:
+        elif any(method.window is not None for method in methods):
             yield "So perplexity alone decides. All candidates are windowed, and it does not show what they forget."
+        elif not _is_alone(methods, schedule):
+            yield "So perplexity alone decides."
+
+
+def _is_alone(methods: Sequence[RecommendMethod], schedule: Schedule) -> bool:
+    """True if one candidate alone was measured at the target."""
+    return sum(at.length == schedule.target for method in methods for at in method.lengths) == 1
+
+
+def _ahead(methods: Sequence[RecommendMethod], answer: Answer, schedule: Schedule) -> float:
+    """The mean loss of the own encoding above that of the next finalist; 0 where another is the answer."""
+    above = (at.difference for at in methods[0].lengths if at.length == schedule.target)
+    found = next(above, 0.0) if answer.native_is_enough else 0.0
+    return found if found > ROUNDING else 0.0
 
 
 def _left_out(methods: Sequence[RecommendMethod]) -> bool:
@@ -136,10 +156,15 @@ def _doubt(
     few = "One window is too few" if read == 1 else f"{read} windows are too few"
     least = weight_of(chosen.cost)
     cheaper = [method.label for method in methods if method.label in answer.tied and weight_of(method.cost) < least]
-    others = [label for label in answer.tied if label not in cheaper]
+    ahead = _ahead(methods, answer, schedule)
+    others = [label for label in answer.tied if label not in cheaper and not (ahead and label == answer.runner_up)]
     unsure = [method.label for method in methods if method.verdict == "unsure"]
     if unsure:
         yield f"{listed(unsure)} {_are(unsure)} worse on average, and {read} windows do not separate {_them(unsure)}."
+    if ahead:
+        less = f"{ahead:.3f} less loss" if answer.recall_counts else f"{percent(1 - math.exp(-ahead))} lower perplexity"
+        separate = "one window does" if read == 1 else f"{read} windows do"
+        yield f"{answer.runner_up} has {less} on average, and {separate} not separate the two."
     if others:
         yield f"{listed(others)} {_are(others)} as good as far as these windows show, and no cheaper."
     if cheaper:
@@ -184,6 +209,8 @@ def _cost(chosen: RecommendMethod, schedule: Schedule) -> str:
 def _export(
     methods: Sequence[RecommendMethod], answer: Answer, schedule: Schedule, exportable: Sequence[str]
 ) -> Iterator[str]:
+    if answer.target is not None:
+        yield f"Only candidates that {answer.target} can express were compared."
     if answer.exports_to is None or answer.exports_to:
         return
     losses = {method.label: at.loss for method in methods for at in method.lengths if at.length == schedule.target}
@@ -193,11 +220,22 @@ def _export(
         instead = f"; finalists that one can are to be avoided: {listed(exportable)}"
     else:
         more = losses[answer.exportable] - losses[answer.label]
-        instead = f"; the best finalist that one can is {answer.exportable}, with {more:.3f} more loss"
+        systems = listed(answer.exportable_to or [])
+        instead = f"; the best finalist that one can is {answer.exportable} ({systems}), with {more:.3f} more loss"
     yield f"No system that Ropeway exports to can express it{instead}."
 
 
-def _ranges(answer: Answer) -> Iterator[str]:
-    last = answer.ranges[-1]
-    if last.label != answer.label:
-        yield f"{last.label} is good enough within the tolerance, and costs no more."
+def _ranges(
+    methods: Sequence[RecommendMethod], chosen: RecommendMethod, answer: Answer, schedule: Schedule, trained_length: int
+) -> Iterator[str]:
+    """The encoding of a policy at the target, where it is not the recommended one."""
+    used = answer.ranges[-1].label
+    if used == answer.label:
+        return
+    uses = f"The policy uses {used} at {schedule.target:,} tokens"
+    if schedule.target <= trained_length:
+        yield f"{uses}, as at every length up to the {trained_length:,} of its training."
+        return
+    cost = next(method.cost for method in methods if method.label == used)
+    why = "it costs less" if weight_of(cost) < weight_of(chosen.cost) else "it is the model's own"
+    yield f"{uses}: it is within the tolerance, and {why}."

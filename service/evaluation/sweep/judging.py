@@ -47,9 +47,8 @@ class Judge:
         methods = self.methods()
         if all(at.value is None for method in methods for at in method.judgements):
             return _nothing(f"At {self._target:,} tokens nothing could be measured.")
-        best, *others = self._order
-        runner_up = others[0] if others else None
-        confidence = None if runner_up is None else self._confidence(best, runner_up)
+        best = self._order[0]
+        runner_up, confidence = self._next_to(best)
         adequate = [index for index in self._order if methods[index].adequate]
         cheapest = min(adequate, key=lambda i: (self._may_forget(i), weight_of(methods[i].cost)), default=None)
         chosen = None if cheapest is None else methods[cheapest]
@@ -59,8 +58,18 @@ class Judge:
             confidence=confidence,
             cheapest_adequate=chosen.label if chosen else None,
             cheapest_is_sure=chosen.sure if chosen else None,
-            words=self._words(methods, confidence, chosen),
+            words=self._words(methods, self._lead(methods, best, runner_up, confidence), chosen),
         )
+
+    def _next_to(self, best: int) -> tuple[int | None, float | None]:
+        """The next by mean rank, and the confidence that the ``best`` beats it. Of equal ranks, that of the least
+        confidence is the next, so the order of the request does not matter."""
+        others = [method for method in self._order if method != best]
+        if not others:
+            return None, None
+        rank = self._mean_ranks[others[0]]
+        tied = [(other, self._confidence(best, other)) for other in others if self._mean_ranks[other] == rank]
+        return min(tied, key=lambda each: (1.0 if each[1] is None else each[1], self._subjects[each[0]].label))
 
     def _method(self, index: int) -> SweepMethod:
         subject, judgements = self._subjects[index], self._judgements_of[index]
@@ -144,23 +153,32 @@ class Judge:
         # The pieces of equal methods differ by rounding, of which no probability is true but a half.
         return 0.5 if found is not None and are_equal(a.value, b.value) else found
 
-    def _words(self, methods: Sequence[SweepMethod], confidence: float | None, chosen: SweepMethod | None) -> str:
-        """The best, or that several are, if there are others. Then who is within the tolerance at the least cost."""
-        first = [method.label for method in methods if method.rank == 1] if len(methods) > 1 else []
-        lead, enough = self._lead(methods, first, confidence), self._good_enough(first, chosen)
+    def _words(self, methods: Sequence[SweepMethod], lead: str, chosen: SweepMethod | None) -> str:
+        """The ``lead``, then who is within the tolerance at the least cost."""
+        enough = self._good_enough(_first(methods), chosen)
         return f"At {self._target:,} tokens {lead}{enough}{'' if all(self._same_tokens) else OTHER_TOKENS}"
 
-    def _lead(self, methods: Sequence[SweepMethod], first: Sequence[str], confidence: float | None) -> str:
+    def _lead(self, methods: Sequence[SweepMethod], best: int, runner_up: int | None, confidence: float | None) -> str:
+        """The best, or that several are, if there are others."""
         if all(at.value == 0 for method in methods for at in method.judgements):
             return "every method fails"
-        if not first:
+        first = _first(methods)
+        if runner_up is None:
             return f"only {methods[0].label} was measured"
         if len(first) > 1:
             return f"{', '.join(first[:-1])} and {first[-1]} are equally good"
+        if self._is_ahead(runner_up, best):
+            measure = f"{'lower' if self._scores[0].lower_is_better else 'higher'} {self._scores[0].measure}"
+            return f"{first[0]} is the best over all evaluations, though {methods[runner_up].label} has the {measure}"
         if confidence is None:
             return f"{first[0]} is best"
         by = f" by {self._scores[0].measure}" if len(self._scores) > 1 else ""
         return f"{first[0]} is best (better than the next{by} with probability {probability(confidence)})"
+
+    def _is_ahead(self, method: int, other: int) -> bool:
+        """True if the first evaluation has a better number of ``method``."""
+        a, b = (self._scores[0].by_method[index].get(self._target) for index in (method, other))
+        return a is not None and b is not None and _better(a, b, self._scores[0])
 
     def _good_enough(self, first: Sequence[str], chosen: SweepMethod | None) -> str:
         itself = f"the model itself at {self._within:,} tokens"
@@ -210,6 +228,11 @@ def _nothing(words: str) -> Answer:
     return Answer(
         best=None, runner_up=None, confidence=None, cheapest_adequate=None, cheapest_is_sure=None, words=words
     )
+
+
+def _first(methods: Sequence[SweepMethod]) -> list[str]:
+    """The labels of the best, if there are others."""
+    return [method.label for method in methods if method.rank == 1] if len(methods) > 1 else []
 
 
 def cost_of(subject: Subject, length: int) -> Cost:

@@ -84,7 +84,7 @@ EASY: dict[str, dict[str, Any]] = {
     "POST /recommend": {
         **EVALUATED,
         **{"input": TEXT[:4000], "lengths": [64], "length": 64, "windows": 2, "budget": None, "rounds": None},
-        **{"bos": "auto"},
+        **{"bos": "auto", "target": "vllm"},
     },
     "POST /sweep": {
         **{name: value for name, value in EVALUATED.items() if name != "input"},

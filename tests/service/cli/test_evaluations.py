@@ -53,6 +53,7 @@ def test_fields_that_are_objects_are_explained() -> None:
         assert told in shown, shown
     assert "--evaluations list of names or objects" in shown
     assert "One of: long_perplexity, needle, passkey, perplexity, ruler." in shown
+    assert "--to transformers or vllm" in " ".join(succeeded("recommend", "--fields").split())
     shown = " ".join(succeeded("long-perplexity", "--fields").split())
     assert "--evaluator object" in shown
     assert "model string A served model" in shown
@@ -201,3 +202,4 @@ def test_a_switch_takes_no_value(item: str) -> None:
     with pytest.raises(typer.BadParameter, match="it is --reuse or --no-reuse"):
         separated([item], own_fields("sweep"))
     assert separated(["--no-reuse"], own_fields("sweep")) == ([], {"reuse": False})
+    assert separated(["--to", "vllm"], own_fields("recommend")) == ([], {"target": "vllm"})

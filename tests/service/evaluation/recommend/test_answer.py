@@ -109,6 +109,26 @@ def test_a_model_that_is_good_as_it_is_gets_to_know(models: ModelRegistry) -> No
     assert ranges_of(result) == [{"up_to": LENGTH, "pe": {"method": "default"}}]
 
 
+@pytest.mark.parametrize(
+    ("recall", "less"), [(0.0, "8.46 % lower perplexity"), (0.8, "0.088 less loss")], ids=["perplexity", "recall"]
+)
+def test_a_candidate_that_is_probably_better_is_named(models: ModelRegistry, recall: float, less: str) -> None:
+    made_up = {"others": (3.0, recall), "default": (2.08, recall), "yarn(factor=4)": (2.0, recall, 0.3)}
+    result, _ = answered(planned(models, methods=BOTH, windows=8), made_up, (2.0, recall))
+    answer = result.answer
+    assert (answer.label, answer.runner_up, answer.tied) == ("default", "yarn(factor=4)", ["yarn(factor=4)"])
+    assert result.title() == "For 256 tokens keep the model's own encoding: no candidate is surely better."
+    assert f"yarn(factor=4) has {less} on average, and 8 windows do not separate the two." in result.words()
+    assert "as good as far as" not in " ".join(result.words())
+
+
+def test_the_own_encoding_alone_is_compared_with_nothing(models: ModelRegistry) -> None:
+    plan = planned(models, methods=[{"method": "default"}], windows=4)
+    result, _ = answered(plan, {"others": (2.0, 0.0)}, (2.0, 0.0))
+    assert result.title() == "For 256 tokens keep the model's own encoding: there was no other candidate."
+    assert "windowed" not in " ".join(result.words())
+
+
 def test_shorter_lengths_get_the_proposals_for_them(models: ModelRegistry) -> None:
     made_up = {"others": (3.0, 0.1), "yarn(factor=4)": (2.0, 0.8), "yarn(factor=2)": (2.0, 0.8)}
     result, _ = answered(planned(models), made_up, (2.0, 0.9))
@@ -128,9 +148,37 @@ def test_a_cheaper_encoding_within_the_tolerance_serves_a_range(models: ModelReg
     result, _ = answered(planned(models), made_up, (2.0, 0.9))
     assert result.answer.label == GOOD
     assert result.answer.ranges[-1].label == "yarn(factor=4)"
-    assert "yarn(factor=4) is good enough within the tolerance, and costs no more." in result.words()
+    uses = "The policy uses yarn(factor=4) at 256 tokens: it is within the tolerance, and it costs less."
+    assert uses in result.words()
     strict, _ = answered(planned(models, tolerance=0.01), made_up, (2.0, 0.9))
     assert strict.answer.ranges[-1].label == GOOD
+
+
+@pytest.mark.parametrize(
+    ("best", "used"),
+    [
+        (GOOD, ": it is within the tolerance, and it costs less."),
+        ("yarn(factor=4)", ": it is within the tolerance, and it is the model's own."),
+    ],
+)
+def test_an_encoding_that_the_policy_uses_is_not_one_to_avoid(models: ModelRegistry, best: str, used: str) -> None:
+    made_up = {"others": (3.5, 0.8), "default": (2.4, 0.8), best: (2.0, 0.8)}
+    wide, _ = answered(planned(models, methods=BOTH, tolerance=1), made_up, (2.0, 0.9))
+    assert (wide.answer.label, [found.label for found in wide.answer.ranges]) == (best, ["default"])
+    assert f"The policy uses default at 256 tokens{used}" in wide.words()
+    assert "default" not in [found.label for found in wide.answer.avoid]
+    strict, _ = answered(planned(models, methods=BOTH), made_up, (2.0, 0.9))
+    assert [found.label for found in strict.answer.ranges] == ["default", best]
+    assert "default" in [found.label for found in strict.answer.avoid]
+
+
+def test_within_the_trained_length_the_policy_keeps_the_own_encoding(models: ModelRegistry) -> None:
+    plan = planned(models, methods=BOTH, length=64)
+    result, _ = answered(plan, {"others": (2.0, 0.8)}, (3.0, 0.8))
+    assert (result.answer.native_is_enough, ranges_of(result)) == (False, [{"up_to": 64, "pe": {"method": "default"}}])
+    says = "The policy uses default at 64 tokens, as at every length up to the 64 of its training."
+    assert says in result.words()
+    assert result.answer.avoid == []
 
 
 def test_a_cheaper_encoding_that_may_be_too_bad_serves_no_length(models: ModelRegistry) -> None:
@@ -176,13 +224,25 @@ def test_an_answer_that_no_system_can_express_says_so_and_names_one_that_is(mode
     found, _ = answered(planned(models, methods=methods), made_up, (2.0, 0.9))
     assert (found.answer.label, found.answer.exports_to, found.answer.exportable) == ("rerope", [], "yarn(factor=4)")
     assert (
-        "No system that Ropeway exports to can express it; the best finalist that one can is yarn(factor=4), with "
-        "0.250 more loss."
+        "No system that Ropeway exports to can express it; the best finalist that one can is yarn(factor=4) "
+        "(transformers, vllm, sglang, llama.cpp, exllamav3 and tgi), with 0.250 more loss."
     ) in found.words()
     for label, systems in (("yarn(factor=4)", list(TARGETS)), (GOOD, ["llama.cpp"])):
         best, _ = answered(planned(models, methods=methods), made_up | {label: (1.0, 0.9)}, (2.0, 0.9))
         assert (best.answer.label, best.answer.exports_to, best.answer.exportable) == (label, systems, label)
+        assert (best.answer.exportable_to, best.answer.target) == (systems, None)
         assert "No system" not in " ".join(best.words())
+
+
+def test_for_a_system_what_it_can_express_alone_is_compared(models: ModelRegistry) -> None:
+    """self_extend is for llama.cpp alone. It was better, and yarn left early."""
+    made_up = {"others": (3.0, 0.1), "yarn(factor=4)": (2.25, 0.8), GOOD: (2.0, 0.8), "rerope": (1.9, 0.8)}
+    for system, label in (("vllm", "yarn(factor=4)"), ("llama.cpp", GOOD)):
+        plan = planned(models, target=system)
+        assert all(system in (carriers(each.method, each.patch, LENGTH) or ()) for each in plan.subjects)
+        result, _ = answered(plan, made_up, (2.0, 0.9))
+        assert (result.answer.label, result.answer.target) == (label, system)
+        assert f"Only candidates that {system} can express were compared." in result.words()
 
 
 @pytest.mark.parametrize(("windows", "finalists"), [(4, 7), (16, 3)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from patches import parse
 from service.evaluation.sweep.judging import Judge
 from service.evaluation.unit import Subject
@@ -150,3 +152,17 @@ def test_a_probability_says_by_which_evaluation(models: ModelRegistry) -> None:
     assert "(better than the next with probability above 0.99)" in judged(models, curve).answer().words
     both = judged(models, curve, curve).answer()
     assert "(better than the next by perplexity with probability above 0.99)" in both.words
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3, 2, 1)])
+def test_a_runner_up_with_the_better_number_is_the_next_in_any_order(
+    models: ModelRegistry, order: tuple[int, ...]
+) -> None:
+    """self_extend and streaming have a mean rank of 2.5, and streaming has the lower perplexity in the first one."""
+    curves = [[[10, 90.0], [10, 20], [10, 10.5], [10, 10.4]], [[10, 12], [10, 11], [10, 10], [10, 20]]]
+    subjects = [Subject(parse(METHODS[index]), models.default.patch, "tiny") for index in order]
+    results = [result(subjects, [curve[index] for index in order], 0.0) for curve in curves]
+    answer = Judge(subjects, results, 0, 64, 256, 0.1).answer()
+    assert (answer.best, answer.runner_up, answer.confidence) == ("yarn(factor=4)", "streaming", 0.0)
+    says = "At 256 tokens yarn(factor=4) is the best over all evaluations, though streaming has the lower perplexity"
+    assert answer.words.startswith(f"{says}, and ")

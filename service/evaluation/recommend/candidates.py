@@ -1,0 +1,61 @@
+"""The encodings that a recommendation compares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from patches import Method, candidates, parse
+from service.evaluation.checks import InvalidEvaluation, subjects_of
+from service.evaluation.recommend.judging import OWN
+from service.evaluation.recommend.request import RecommendRequest
+from service.evaluation.unit import Subject
+from service.export.targets import carriers
+from service.models.registry import ModelRegistry, ServedModel
+from service.settings import Settings
+
+
+def candidates_of(
+    request: RecommendRequest,
+    served: ServedModel,
+    models: ModelRegistry,
+    settings: Settings,
+    reference: int,
+    target: int,
+) -> list[Subject]:
+    """The checkpoint's own encoding, then the other candidates."""
+    (own,) = subjects_of([parse(OWN)], served, models, settings, longest=reference)
+    asked: list[Method] = candidates(served.patch.geometry, target)
+    if request.names_candidates:
+        asked = list(dict.fromkeys(request.methods))
+    found = subjects_of(asked, served, models, settings, longest=target)
+    others = [subject for subject in found if subject != own]
+    return [own, *(others if request.target is None else _expressible(others, request.target, target))]
+
+
+def _expressible(subjects: Sequence[Subject], system: str, length: int) -> list[Subject]:
+    """Those that ``system`` can express for ``length`` tokens.
+
+    Raises:
+        InvalidEvaluation: when none is left of some.
+    """
+    kept = [subject for subject in subjects if _carries(system, subject, length)]
+    if subjects and not kept:
+        raise InvalidEvaluation("target", f"{system} can express none of the candidates for {length} tokens")
+    return kept
+
+
+def _carries(system: str, subject: Subject, length: int) -> bool:
+    return system in (carriers(subject.method, subject.patch, length) or ())
+
+
+def reads(subject: Subject, length: int, system: str | None) -> bool:
+    """True if it reaches ``length``, and ``system`` can express it there."""
+    return _fits(subject, length) and (system is None or _carries(system, subject, length))
+
+
+def _fits(subject: Subject, length: int) -> bool:
+    try:
+        subject.patch.resolve(subject.method, length)
+    except ValueError:  # past the end of a table
+        return False
+    return True
