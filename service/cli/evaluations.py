@@ -35,7 +35,6 @@ from service.cli.shared.options import Encodings, ModelName, Server, encodings_o
 from service.cli.shared.progress import progress
 from service.cli.shared.terminal import fail, new_table, print_table, stderr, stdout
 from service.evaluation.catalogue import EVALUATIONS, OPTION, Evaluation
-from service.evaluation.request import ByLengthRequest
 
 if TYPE_CHECKING:
     from service.client import JobInfo, Ropeway
@@ -113,7 +112,7 @@ def own_fields(name: str) -> dict[str, Any]:
     ``budget``, and for a sweep how its parts read documents."""
     own = {field: schema for field, schema in _schema(name)["properties"].items() if field not in SHARED}
     if "evaluations" in own:
-        own["short_documents"] = ByLengthRequest.model_json_schema()["properties"]["short_documents"]
+        own["short_documents"] = _schema("perplexity")["properties"]["short_documents"]
     return own | {"minutes": MINUTES} if "budget" in own else own
 
 
