@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import platformdirs
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, false, inspect, make_url, text
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, false, inspect, make_url, text
 from sqlalchemy.exc import (
     ArgumentError,
     DatabaseError,
@@ -23,6 +23,8 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
+from service.jobs.database import sqlite
+from service.jobs.database.sqlite import DatabaseFile
 from service.jobs.database.tables import VERSION, Base
 
 if TYPE_CHECKING:
@@ -65,9 +67,7 @@ class Database:
         parsed = _parsed(url)
         self.url = _shown(parsed)
         try:
-            if parsed.get_backend_name() == "sqlite":
-                _refuse_strangers(parsed)
-            self._reads = _engine(parsed, connections)
+            self._reads, self._file = _engine(parsed, connections)
             self._writes = self._reads.execution_options(immediate=True)
             try:
                 with _migrating, self._writes.begin() as connection:
@@ -77,8 +77,6 @@ class Database:
                 raise
         except (SQLAlchemyError, sqlite3.Error, OSError, ImportError, _NotOursError) as error:
             raise StoreUnusable(self.url, _reason(error)) from error
-        self._file = Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None
-        self._inode = None if self._file is None else self._file.stat().st_ino
 
     @property
     def engine(self) -> Engine:
@@ -107,8 +105,8 @@ class Database:
     @contextmanager
     def _reached(self) -> Iterator[None]:
         """One exception for all that can befall a database; what our own statements violate is passed on."""
-        if self._file is not None and not _is_file(self._file, self._inode):
-            raise StoreOutOfReach(f"the file {self._file} was removed or replaced while it was open")
+        if self._file is not None and not self._file.is_there():
+            raise StoreOutOfReach(f"the file {self._file.path} was removed or replaced while it was open")
         try:
             yield
         except (OperationalError, InterfaceError, InternalError, PoolTimeoutError) as error:
@@ -125,14 +123,6 @@ class Database:
 def _reason(error: Exception) -> str:
     told, _, _ = str(getattr(error, "orig", None) or error).partition("\nCONTEXT:")  # PostgreSQL's, of our statement
     return told.strip().rstrip(".")
-
-
-def _is_file(path: Path, inode: int | None) -> bool:
-    """True if the path is still the opened file: SQLite goes on writing into a deleted one."""
-    try:
-        return path.stat().st_ino == inode
-    except OSError:
-        return False
 
 
 class _NotOursError(Exception):
@@ -194,26 +184,16 @@ def _refuse_strangers(url: URL) -> None:
         _checked(readonly)
 
 
-def _engine(url: URL, connections: int) -> Engine:
+def _engine(url: URL, connections: int) -> tuple[Engine, DatabaseFile | None]:
+    """Connections, and the file of an SQLite database."""
     pool: dict[str, Any] = {"pool_size": connections, "max_overflow": 4, "pool_timeout": BUSY_S}
     if url.get_backend_name() == "postgresql":
         from service.jobs.database import postgresql  # needs the extra
 
-        return postgresql.opened(url, BUSY_S, **pool)
-    engine = create_engine(url, connect_args={"timeout": BUSY_S}, **pool)
-
-    @event.listens_for(engine, "connect")
-    def prepare(connection: Any, _: Any) -> None:
-        connection.isolation_level = None  # transactions are begun below, and not by Python's module
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
-            connection.execute(f"PRAGMA {pragma}")
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        immediate = connection.get_execution_options().get("immediate")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
-
-    return engine
+        return postgresql.opened(url, BUSY_S, **pool), None
+    _refuse_strangers(url)
+    file = DatabaseFile(Path(str(url.database)))
+    return sqlite.opened(url, file, BUSY_S, **pool), file
 
 
 def _config(connection: Connection | None = None) -> Config:

@@ -16,12 +16,14 @@ from threading import Event
 import httpx
 import pytest
 from fastapi import FastAPI
+from sqlalchemy.exc import OperationalError
 from structlog.testing import CapturingLogger
 
 from service.api import store
 from service.jobs.database import calls, opening
 from service.jobs.database.calls import PatientCalls, StoreCalls
 from service.jobs.database.opening import StoreOutOfReach
+from service.jobs.storage.store import JobStore
 from tests.service.jobs.postgres import frozen
 from tests.service.jobs.test_routes import BODY, ended, submitted
 from tests.service.serving import ends, generate, process, serving, wait_for
@@ -98,6 +100,20 @@ def test_jobs_are_refused_and_generation_goes_on(
             assert time.monotonic() - began < 5
         assert client.get(f"/jobs/{job['id']}").json()["state"] == "done"
         assert ended(client, submitted(client, reuse=False)["id"])["state"] == "done"
+
+
+@pytest.mark.parametrize("harm", [deleted, replaced])
+def test_no_connection_is_made_to_another_file(
+    tmp_path: Path, harm: Callable[[Path], AbstractContextManager[None]]
+) -> None:
+    """It would stay with that file, and an empty one has no table."""
+    path = tmp_path / "jobs.db"
+    store = JobStore(f"sqlite:///{path}")
+    store.database.engine.dispose()
+    with harm(path), pytest.raises(OperationalError):
+        store.database.engine.connect()
+    assert store.list("anna") == []
+    store.close()
 
 
 def test_a_job_says_that_it_waits_for_the_database_and_goes_on(served: tuple[str, FastAPI, Path]) -> None:
