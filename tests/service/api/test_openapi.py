@@ -158,7 +158,7 @@ def drawn(operation: Any, url: str) -> Counter[int]:
             if operation.path in ("/jobs", "/jobs/plan"):
                 case.body = dict(ANY)
             case.body |= EASY.get(operation.label, {})
-        response = case.call(base_url=url)
+        response = case.call(base_url=url, timeout=60)
         statuses[response.status_code] += 1
         case.validate_response(response, checks=CHECKS)
 
@@ -196,7 +196,7 @@ def test_each_violated_field_is_refused_as_documented(url: str) -> None:
         for field in body:
             for wrong in (VIOLATION, *mistyped(body[field])):
                 case = operation.Case(body=body | {field: wrong}, media_type="application/json")
-                response = case.call(base_url=url)
+                response = case.call(base_url=url, timeout=60)
                 assert response.status_code == 400, (operation.label, field, wrong)
                 assert response.json()["error"]["param"].partition(".")[0] == field, operation.label
                 case.validate_response(response, checks=CHECKS)

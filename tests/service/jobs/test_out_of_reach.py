@@ -97,7 +97,7 @@ def test_jobs_are_refused_and_generation_goes_on(
             began = time.monotonic()
             assert generate(url).json()["results"][0]["token_ids"] == alone
             assert httpx.get(f"{url}/health/ready").status_code == 200
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 20
         assert client.get(f"/jobs/{job['id']}").json()["state"] == "done"
         assert ended(client, submitted(client, reuse=False)["id"])["state"] == "done"
 

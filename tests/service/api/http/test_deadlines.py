@@ -22,7 +22,7 @@ def served(checkpoints: Path) -> Iterator[tuple[str, FastAPI]]:
 
 def test_a_deadline_ends_generation_scoring_and_streams(served: tuple[str, FastAPI]) -> None:
     url, app = served
-    long = {"prompt": LONG, "max_new_tokens": 1900, "timeout_s": 0.3}
+    long = {"prompt": [LONG] * 8, "max_new_tokens": 1900, "timeout_s": 1}
     scoring: dict[str, Any] = {
         "input": "python-reference",
         "lengths": {"start": 824, "stop": 1024, "step": 1},
@@ -38,7 +38,7 @@ def test_a_deadline_ends_generation_scoring_and_streams(served: tuple[str, FastA
         streamed = events(url, path, **body)
         assert streamed[-1][1]["error"]["code"] == "deadline_exceeded"
         assert len(streamed) > 1
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 40
         wait_for(lambda: idle(app))
 
 
