@@ -72,8 +72,10 @@ class Database:
             try:
                 with _migrating, self._writes.begin() as connection:
                     _migrate(connection)
+                if self._file is not None:
+                    self._file.checkpoint()
             except BaseException:
-                self._reads.dispose()
+                self.close()
                 raise
         except (SQLAlchemyError, sqlite3.Error, OSError, ImportError, _NotOursError) as error:
             raise StoreUnusable(self.url, _reason(error)) from error
@@ -105,8 +107,8 @@ class Database:
     @contextmanager
     def _reached(self) -> Iterator[None]:
         """One exception for all that can befall a database; what our own statements violate is passed on."""
-        if self._file is not None and not self._file.is_there():
-            raise StoreOutOfReach(f"the file {self._file.path} was removed or replaced while it was open")
+        if self._file is not None and (gone := self._file.what_is_gone()) is not None:
+            raise StoreOutOfReach(f"the file {gone} was removed or replaced while it was open")
         try:
             yield
         except (OperationalError, InterfaceError, InternalError, PoolTimeoutError) as error:
@@ -115,9 +117,23 @@ class Database:
             if type(error) is not DatabaseError:
                 raise
             raise StoreOutOfReach(_reason(error)) from error
+        except sqlite3.Error as error:  # of no statement of SQLAlchemy
+            raise StoreOutOfReach(_reason(error)) from error
+
+    def checkpoint(self) -> None:
+        """Bring an SQLite file up to its log, which has the newest transactions.
+
+        Raises:
+            StoreOutOfReach: when the database does not answer.
+        """
+        if self._file is not None:
+            with self._reached():
+                self._file.checkpoint()
 
     def close(self) -> None:
         self._reads.dispose()
+        if self._file is not None:
+            self._file.close()
 
 
 def _reason(error: Exception) -> str:
@@ -192,8 +208,8 @@ def _engine(url: URL, connections: int) -> tuple[Engine, DatabaseFile | None]:
 
         return postgresql.opened(url, BUSY_S, **pool), None
     _refuse_strangers(url)
-    file = DatabaseFile(Path(str(url.database)))
-    return sqlite.opened(url, file, BUSY_S, **pool), file
+    file = DatabaseFile(Path(str(url.database)), BUSY_S)
+    return sqlite.opened(url, file, **pool), file
 
 
 def _config(connection: Connection | None = None) -> Config:

@@ -304,7 +304,9 @@ class JobQueue:
             if kept_days is not None:
                 ended = Job.finished_at < datetime.now(UTC) - timedelta(days=kept_days)
                 jobs = changed(session.execute(delete(Job).where(Job.state.not_in(UNFINISHED), ended)))
-            return outcomes.prune(session, most_bytes), jobs
+            removed = outcomes.prune(session, most_bytes)
+        self._database.checkpoint()
+        return removed, jobs
 
     def _mine(self, number: int) -> ColumnElement[bool]:
         return and_(Job.number == number, Job.owner == self._owner, Job.state == "running")

@@ -24,6 +24,7 @@ from service.jobs.database import calls, opening
 from service.jobs.database.calls import PatientCalls, StoreCalls
 from service.jobs.database.opening import StoreOutOfReach
 from service.jobs.storage.store import JobStore
+from tests.service.jobs.adding import add, queue_of
 from tests.service.jobs.postgres import frozen
 from tests.service.jobs.test_routes import BODY, ended, submitted
 from tests.service.serving import ends, generate, process, serving, wait_for
@@ -113,6 +114,35 @@ def test_no_connection_is_made_to_another_file(
     with harm(path), pytest.raises(OperationalError):
         store.database.engine.connect()
     assert store.list("anna") == []
+    store.close()
+
+
+def test_without_its_log_nothing_is_written_and_nothing_lost(tmp_path: Path) -> None:
+    """SQLite goes on writing into a deleted log, and all of that is gone at the end of the process."""
+    path = tmp_path / "jobs.db"
+    store = JobStore(f"sqlite:///{path}")
+    kept = add(store)
+    for end in ("-wal", "-shm"):
+        path.with_name(f"jobs.db{end}").unlink()
+    with pytest.raises(StoreOutOfReach, match=r"jobs\.db-wal was removed or replaced"):
+        add(store)
+    copy = path.with_name("copy.db")  # as after a kill: the end of the process could still write
+    copy.write_bytes(path.read_bytes())
+    found = JobStore(f"sqlite:///{copy}")
+    assert [job.id for job in found.list("anna")] == [kept.id]
+    found.close()
+    store.close()
+
+
+def test_a_copy_of_the_file_has_what_was_there_when_it_was_pruned(tmp_path: Path) -> None:
+    store = JobStore(f"sqlite:///{tmp_path / 'jobs.db'}")
+    kept = add(store)
+    queue_of(store).prune(2**30, None)
+    copy = tmp_path / "copy.db"
+    copy.write_bytes((tmp_path / "jobs.db").read_bytes())
+    found = JobStore(f"sqlite:///{copy}")
+    assert [job.id for job in found.list("anna")] == [kept.id]
+    found.close()
     store.close()
 
 
