@@ -17,11 +17,12 @@ from typing import Any
 import structlog
 import torch
 
+from service.models.checkpoint.configuration import OF_ADAPTER
 from service.models.checkpoint.declared_encoding import declare_encoding, read_object
 from service.models.checkpoint.loading import Checkpoint, ModelLoadError
 from service.models.linear.layers import undo
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = OF_ADAPTER, "adapter_model.safetensors"
 """Files of an adapter, as peft writes them."""
 
 CHANGES_THE_BASE = ("pissa", "corda", "olora", "lora_ga", "loftq")

@@ -14,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from patches import is_by_layer
 
-FILE = "config.json"
+FILE, OF_ADAPTER = "config.json", "adapter_config.json"
 LENGTH, LENGTH_BEFORE = "max_position_embeddings", "original_max_position_embeddings"
 ROTATION = ("rope_parameters", "rope_scaling")
 """The names of the object that describes rotation; the second one is from before transformers 5."""
@@ -24,6 +24,18 @@ NUMBERS = (
     *("mscale", "mscale_all_dim", "partial_rotary_factor"),
 )
 """Entries of that object that are numbers, or null."""
+
+LISTS = ("short_factor", "long_factor")
+
+
+def refuse_without(folder: Path) -> None:
+    """Raises:
+    ValueError: when the folder is no checkpoint of a whole model.
+    """
+    if (folder / FILE).exists():
+        return
+    adapter = f"; it is an adapter: serve its base model with --adapter {folder.absolute().name}={folder}"
+    raise ValueError(f"the folder has no {FILE}{adapter if (folder / OF_ADAPTER).exists() else ''}")
 
 
 def read(place: str | Path, revision: str | None) -> PreTrainedConfig:
@@ -44,7 +56,10 @@ def read(place: str | Path, revision: str | None) -> PreTrainedConfig:
         raise
     text: Any = config.get_text_config()
     known = {"default", text.default_rope_type, *ROPE_INIT_FUNCTIONS}
-    refuse_rotation(getattr(text, ROTATION[0], None), ROTATION[0], known)
+    rotation = getattr(text, ROTATION[0], None)
+    refuse_rotation(rotation, ROTATION[0], known)
+    if isinstance(rotation, Mapping) and not is_by_layer(rotation):
+        _refuse_lists(rotation, text)
     length_of(vars(text), text.attribute_map.get(LENGTH, LENGTH))  # XLNet has a property of this name, -1
     return config
 
@@ -96,6 +111,22 @@ def refuse_rotation(rotation: Any, name: str, known: Collection[str] | None = No
         if rotation.get(entry) is not None and not _is_number(rotation[entry]):
             raise ValueError(f"{name}.{entry} {rotation[entry]!r} is no finite number")
     length_of(rotation, LENGTH_BEFORE)
+
+
+def _refuse_lists(rotation: Mapping[str, Any], text: Any) -> None:
+    """Refuse LongRoPE's divisors of frequencies unless there is one for each pair of turned dimensions.
+
+    Raises:
+        ValueError: naming the list and its length.
+    """
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    pairs = int(width * rotation.get("partial_rotary_factor", 1.0)) // 2  # as transformers counts
+    for entry in LISTS:
+        values = rotation.get(entry)
+        if values is not None and not (isinstance(values, list) and all(_is_number(one) and one > 0 for one in values)):
+            raise ValueError(f"{ROTATION[0]}.{entry} is no list of finite numbers above 0")
+        if values is not None and len(values) != pairs:
+            raise ValueError(f"{ROTATION[0]}.{entry} has {len(values)} numbers, and the model turns {pairs} pairs")
 
 
 def refuse_a_base(theta: Any, name: str = "rope_theta") -> None:

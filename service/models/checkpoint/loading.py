@@ -32,6 +32,9 @@ log = structlog.get_logger()
 
 DEMO = Path(__file__).parent.parent / "demo"
 
+OF_TOKENIZER = ("*token*", "vocab*", "*.model", "tekken*")
+"""Names of the files of tokenizers."""
+
 
 class ModelLoadError(RuntimeError):
     """The checkpoint cannot be loaded; the message says what was tried and why it failed."""
@@ -59,7 +62,7 @@ def load(name: str, source: str | Path, settings: Settings) -> Checkpoint:
     with _progress_bars(shown=not is_folder and settings.log_format == "console" and sys.stderr.isatty()):
         place, config = _configured(source, settings)
         with _blamed(source, "its tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(place, revision=settings.revision, trust_remote_code=False)
+            tokenizer = _tokenizer(place, settings.revision)
         with _blamed(source, "its weights"):
             model = _model(name, place, config, settings, device)
     with _blamed(source):
@@ -88,11 +91,27 @@ def _configured(source: str | Path, settings: Settings) -> tuple[str | Path, Any
     with _blamed(source, "the hub"):
         copy = None if is_folder else hub.offline_copy(str(source), settings.revision)
     with _blamed(source):
-        if is_folder and not (Path(source) / configuration.FILE).exists():
-            raise ValueError(f"the folder has no {configuration.FILE}")
+        if is_folder:
+            configuration.refuse_without(Path(source))
     place = copy or source
     with _blamed(source, "its config.json"):
         return place, configuration.read(place, settings.revision)
+
+
+def _tokenizer(place: str | Path, revision: str | None) -> Any:
+    """Raises:
+    ValueError: when its files are missing. For some models, transformers makes an empty one then.
+    """
+    absent = ValueError("the folder has no files of a tokenizer (tokenizer.json): copy those of its base model")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
+    except Exception:
+        if Path(place).is_dir() and not any(file for form in OF_TOKENIZER for file in Path(place).glob(form)):
+            raise absent from None
+        raise
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise absent
+    return tokenizer
 
 
 def _model(name: str, place: str | Path, config: Any, settings: Settings, device: torch.device) -> PreTrainedModel:

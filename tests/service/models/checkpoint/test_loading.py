@@ -46,6 +46,7 @@ def rotating(**entries: Any) -> dict[str, Any]:
 
 
 YARN = {"rope_type": "yarn", "original_max_position_embeddings": 64}
+LONGROPE = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 64, "long_factor": [2.0] * 3}
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,11 @@ YARN = {"rope_type": "yarn", "original_max_position_embeddings": 64}
         (rotating(rope_type=["yarn"]), "rope_parameters.rope_type ['yarn'] is none of default, "),
         (rotating(**YARN, factor="4"), "rope_parameters.factor '4' is no finite number"),
         (rotating(**YARN, factor=4.0, beta_fast="x"), "rope_parameters.beta_fast 'x' is no finite number"),
+        (
+            rotating(**LONGROPE, short_factor=[1.0] * 3),
+            "rope_parameters.short_factor has 3 numbers, and the model turns ",
+        ),
+        (rotating(**LONGROPE, short_factor=[0.0]), "rope_parameters.short_factor is no list of finite numbers above 0"),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "foo", "rope_theta": 1e4}}},
             "rope_parameters.full_attention.rope_type 'foo' is none of default, ",
@@ -95,6 +101,24 @@ def test_an_unexpected_error_has_its_class_and_its_place(folder: Path) -> None:
 def test_a_type_without_a_language_model_is_named(folder: Path) -> None:
     edit(folder / "config.json", model_type="voxtral")
     assert refused(folder).endswith("of model_type 'voxtral', and custom code of a checkpoint is not run")
+
+
+# Other files
+
+
+def test_an_adapter_is_no_model(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+    end = f"no config.json; it is an adapter: serve its base model with --adapter {folder.name}={folder}"
+    assert refused(folder).endswith(end)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_folder_without_a_tokenizer_is_refused(kind: str, folder: Path) -> None:
+    """Of some types, transformers would make one that has no word, and every text would be empty."""
+    edit(folder / "config.json", model_type=kind)
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert "its tokenizer: the folder has no files of a tokenizer (tokenizer.json)" in refused(folder)
 
 
 # Weights
