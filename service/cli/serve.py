@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.text import Text
 
-from service.cli.shared.terminal import fail, new_table, print_table
+from service.cli.shared.terminal import fail, new_table, print_table, stderr
 from service.engine import SWITCH_S, THREAD_NAME
 
 if TYPE_CHECKING:
@@ -221,6 +221,8 @@ def _serve(settings: Settings) -> None:
     from service.sharing.heap import keep_one_heap
 
     keep_one_heap()
+    if stderr.is_terminal and settings.log_format == "console":  # the log begins seconds later
+        stderr.print("loading libraries")
     load_libraries()
     import uvicorn
 
