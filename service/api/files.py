@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable, Iterator
@@ -93,7 +94,9 @@ async def result_file(
             return await workers.run(table_of, packed.evaluation, packed.data)
         return await workers.render(file_of, form, packed.evaluation, packed.data, told, options)
 
-    key = context.current().tenant, result_id, form, told, options
+    # A result that is partial may become whole: the key has its bytes, read before or after.
+    contents = hashlib.sha256(packed.data).digest()
+    key = context.current().tenant, result_id, contents, form, told, options
     return file_response(await files.get(key, make), request)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import Request
 
+from service.api.jobs import partial
+from service.api.jobs.lookup import stored_job
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.cost import Cost
 from service.evaluation.unit import Plan
@@ -261,11 +265,23 @@ def test_a_sweep_keeps_whole_evaluations_or_the_first_ones_methods(planning: Any
     assert plan.reduced(request, set()) is None
 
 
-def test_a_running_job_has_figures_of_its_complete_methods(client: httpx.Client) -> None:
+def test_a_running_job_has_figures_of_its_complete_methods(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_running = partial.of_running
+
+    async def slow(job_id: str, request: Request) -> Packed | None:
+        """The job ends before its partial result is drawn."""
+        found = await of_running(job_id, request)
+        while (await stored_job(job_id, request)).state == "running":
+            await asyncio.sleep(0.02)
+        return found
+
     job_id = submitted(client, input=TEXT)
     assert client.get(f"/jobs/{job_id}/figures.json").status_code in (200, 409)
     wait_for(lambda: job(client, job_id)["units_done"] >= 1, 60)
     assert client.get(f"/jobs/{job_id}/results.json").status_code == 409, "a result is whole or its job has ended"
+    monkeypatch.setattr(partial, "of_running", slow)
     figures = client.get(f"/jobs/{job_id}/figures.json").json()
     assert figures["partial"]["units_done"] in (1, 2)
     assert len(figures["partial"]["missing"]) == 3 - figures["partial"]["units_done"]
