@@ -200,6 +200,24 @@ class TestStore:
         assert store.resume("anna", job.id).state == "queued"
         assert queue.record(number, [unit(0)]) is Recorded.LOST, "its previous owner has lost it"
 
+    def test_only_the_last_end_of_a_job_keeps_its_partial_result(self, store: JobStore) -> None:
+        queue, ends = queue_of(store), []
+        job, number = claimed(store, queue)
+        for position, finished in enumerate(("a", "b")):
+            queue.record(number, [unit(position)])
+            store.cancel("anna", job.id)
+            ended = early.read(store.database, "anna", job.id)
+            assert ended is not None
+            ends.append((ended, PACKED._replace(evaluation=finished)))
+            if finished == "a":
+                store.resume("anna", job.id)
+                assert queue.claim(number) is not None
+        for ended, packed in ends:
+            early.put(store.database, ended, packed)
+        kept = store.result("anna", job.id)
+        assert kept is not None
+        assert kept.evaluation == "b"
+
     def test_a_job_that_is_done_stays_done(self, store: JobStore) -> None:
         queue = queue_of(store)
         job, number = claimed(store, queue)
