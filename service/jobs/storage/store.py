@@ -17,7 +17,7 @@ from service import context
 from service.evaluation.request import EvaluationRequest
 from service.jobs.database.opening import CONNECTIONS, Database
 from service.jobs.database.tables import FinishedUnit, Job, StoredResult, written
-from service.jobs.planning import asked_by, body_of
+from service.jobs.planning import body_of, is_repeat, request_of
 from service.jobs.records import ENDED_EARLY, UNFINISHED, AtWork, JobInfo, JobState, UnitDone
 from service.jobs.storage import policies, results, units
 from service.jobs.storage.numbers import give_number
@@ -97,7 +97,7 @@ class JobStore:
             return found
 
     def submitted(self, tenant: str, request: EvaluationRequest, idempotency_key: str) -> JobInfo | None:
-        """The job that ``tenant`` made with this key, if there is one.
+        """The job that ``tenant`` made with this key, if there is one. ``request`` is as it was sent.
 
         Raises:
             IdempotencyMismatch: when it was made for another request.
@@ -107,7 +107,7 @@ class JobStore:
             job = session.scalars(query).one_or_none()
             if job is None:
                 return None
-            if job.evaluation != request.evaluation or asked_by(type(request)(**job.request)) != asked_by(request):
+            if not is_repeat(request, request_of(job.request)):
                 raise IdempotencyMismatch(idempotency_key)
             return self._info(session, job, job.request)
 
