@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Hashable, Iterator
+from collections.abc import Callable, Coroutine, Hashable
 from typing import Annotated, Any
 
 from fastapi import Query, Request
@@ -16,7 +15,7 @@ from pydantic import BaseModel
 from service import context
 from service.errors import ApiError
 from service.jobs.records import JobInfo
-from service.jobs.storage.results import Packed
+from service.jobs.storage.results import Packed, unpacked
 from service.reports.render import file_of
 from service.reports.rendered import PAGE, PageOptions, Rendered
 from service.reports.table import table_of, unpacked_size
@@ -25,8 +24,6 @@ from service.sharing.workers import Workers
 
 KEPT_BYTES = 32 << 20
 """Size of the cache in bytes."""
-
-PIECE = 256 << 10
 
 SMALL_RESULT = 512 << 10
 """Bytes of a result's JSON that a thread reads and writes as CSV within some 30 ms."""
@@ -127,12 +124,4 @@ def unpacked_response(data: bytes, media_type: str, request: Request, headers: d
             data, media_type=media_type, headers={**headers, "Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
         )
     # ``GZipMiddleware`` says that this answer varies.
-    return StreamingResponse(_pieces(data), media_type=media_type, headers=headers)
-
-
-def _pieces(data: bytes) -> Iterator[bytes]:
-    unpacking = zlib.decompressobj(wbits=31)
-    while data:
-        yield unpacking.decompress(data, PIECE)
-        data = unpacking.unconsumed_tail
-    yield unpacking.flush()
+    return StreamingResponse(unpacked(data), media_type=media_type, headers=headers)

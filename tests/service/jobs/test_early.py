@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import gzip
 import io
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ LONG: dict[str, Any] = {
 STAGED = [{"method": "yarn", "factor": factor} for factor in (1.0, 1.5, 2.0, 2.5, 3.0)]
 """Candidates of a recommendation in several rounds."""
 
-PACKED = Packed("perplexity", b"packed")
+PACKED = Packed("perplexity", gzip.compress(b"packed"))
 
 
 def submitted(client: httpx.Client, **fields: Any) -> str:
