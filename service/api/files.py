@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
+import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Hashable, Iterator
+from collections.abc import Callable, Coroutine, Hashable
 from typing import Annotated, Any
 
 from fastapi import Query, Request
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from service import context
 from service.errors import ApiError
 from service.jobs.records import JobInfo
-from service.jobs.storage.results import Packed
+from service.jobs.storage.results import Packed, unpacked
 from service.reports.render import file_of
 from service.reports.rendered import PAGE, PageOptions, Rendered
 from service.reports.table import table_of, unpacked_size
@@ -24,8 +24,6 @@ from service.sharing.workers import Workers
 
 KEPT_BYTES = 32 << 20
 """Size of the cache in bytes."""
-
-PIECE = 256 << 10
 
 SMALL_RESULT = 512 << 10
 """Bytes of a result's JSON that a thread reads and writes as CSV within some 30 ms."""
@@ -93,7 +91,9 @@ async def result_file(
             return await workers.run(table_of, packed.evaluation, packed.data)
         return await workers.render(file_of, form, packed.evaluation, packed.data, told, options)
 
-    key = context.current().tenant, result_id, form, told, options
+    # A result that is partial may become whole: the key has its bytes, read before or after.
+    contents = hashlib.sha256(packed.data).digest()
+    key = context.current().tenant, result_id, contents, form, told, options
     return file_response(await files.get(key, make), request)
 
 
@@ -124,12 +124,4 @@ def unpacked_response(data: bytes, media_type: str, request: Request, headers: d
             data, media_type=media_type, headers={**headers, "Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
         )
     # ``GZipMiddleware`` says that this answer varies.
-    return StreamingResponse(_pieces(data), media_type=media_type, headers=headers)
-
-
-def _pieces(data: bytes) -> Iterator[bytes]:
-    unpacking = zlib.decompressobj(wbits=31)
-    while data:
-        yield unpacking.decompress(data, PIECE)
-        data = unpacking.unconsumed_tail
-    yield unpacking.flush()
+    return StreamingResponse(unpacked(data), media_type=media_type, headers=headers)

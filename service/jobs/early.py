@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import select
@@ -24,14 +25,15 @@ from service.settings import Settings
 
 
 class EndedEarly(NamedTuple):
-    """A job that was cancelled or failed, or one that runs: ``finished`` are the addresses of its finished units by
-    their positions."""
+    """A job that was cancelled or failed at ``finished_at``, or one that runs: ``finished`` are the addresses of its
+    finished units by their positions."""
 
     number: int
     id: str
     tenant: str
     request: dict[str, Any]
     finished: dict[int, str]
+    finished_at: datetime | None
 
 
 def read(database: Database, tenant: str, job_id: str, states: Sequence[JobState] = ENDED_EARLY) -> EndedEarly | None:
@@ -43,15 +45,19 @@ def read(database: Database, tenant: str, job_id: str, states: Sequence[JobState
             return None
         rows = select(FinishedUnit.position, FinishedUnit.key).where(FinishedUnit.job == job.number)
         finished = dict(session.execute(rows).all())
-        return EndedEarly(job.number, job.id, tenant, job.request, finished) if finished else None
+        if not finished:
+            return None
+        return EndedEarly(job.number, job.id, tenant, job.request, finished, job.finished_at)
 
 
 def put(database: Database, job: EndedEarly, packed: Packed) -> None:
-    """Store the partial result for later readers, unless the job has gone on meanwhile."""
+    """Store the partial result for later readers, unless the job has gone on meanwhile: it may have ended again."""
     try:
         with database.writing() as session:
-            state = session.scalar(select(Job.state).where(Job.number == job.number).with_for_update())
-            if state in ENDED_EARLY and results.get(session, job.tenant, job.id) is None:
+            here = select(Job.state, Job.finished_at).where(Job.number == job.number).with_for_update()
+            state, finished_at = session.execute(here).one_or_none() or (None, None)
+            same_end = state in ENDED_EARLY and finished_at == job.finished_at
+            if same_end and not results.is_kept(session, job.number):
                 results.put(session, job.id, job.tenant, packed, job.number)
     except IntegrityError:  # another reader was quicker
         return

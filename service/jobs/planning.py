@@ -6,11 +6,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from patches import Method
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.request import EvaluationRequest
 from service.evaluation.unit import Outcome, Plan, Unit
 from service.jobs.address import Addresses
 from service.models.registry import ModelRegistry
+from service.policy.auto import Auto
 from service.settings import Settings
 
 
@@ -48,9 +50,25 @@ def body_of(request: EvaluationRequest) -> dict[str, Any]:
     return body
 
 
-def asked_by(request: EvaluationRequest) -> dict[str, Any]:
+def _asked_by(request: EvaluationRequest) -> dict[str, Any]:
     """The request without its spelling and its route, for comparison."""
     return request.model_dump(mode="json", exclude={"background"})
+
+
+def is_repeat(sent: EvaluationRequest, made: EvaluationRequest) -> bool:
+    """True if ``sent`` asks for the job that ``made`` became. Ranges that ``made`` got at admission do not count:
+    ``sent`` has an ``auto`` without any there, and a new policy changes its meaning."""
+    if sent.evaluation != made.evaluation or len(sent.methods) != len(made.methods):
+        return False
+    pairs = zip(sent.methods, made.methods, strict=True)
+    methods = [asked if _is_auto_of(asked, method) else method for asked, method in pairs]
+    return _asked_by(sent) == _asked_by(made.model_copy(update={"methods": methods}))
+
+
+def _is_auto_of(asked: Method, made: Method) -> bool:
+    if not (isinstance(asked, Auto) and isinstance(made, Auto)):
+        return False
+    return asked.ranges is None and made.origin.source != "request"
 
 
 def planned(request: EvaluationRequest, tenant: str, job_id: str, models: ModelRegistry, settings: Settings) -> Planned:

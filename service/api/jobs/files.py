@@ -97,10 +97,7 @@ async def _file(
     options: PageOptions = PAGE,
     packed: Packed | None = None,
 ) -> Response:
-    packed = packed or await _result(job_id, request)
-    job = info or await stored_job(job_id, request)
-    version = f"{job_id} {job.state} {job.units_done}"  # what is partial may become whole
-    return await result_file(form, version, packed, request, info, options)
+    return await result_file(form, job_id, packed or await _result(job_id, request), request, info, options)
 
 
 async def _result(job_id: str, request: Request) -> Packed:

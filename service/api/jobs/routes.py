@@ -91,7 +91,7 @@ async def delete(
 @router.post("/{job_id}/resume", status_code=202, response_model=JobInfo)
 async def resume(job_id: str, request: Request) -> Any:
     """Resume a job that was cancelled or failed: finished units stay, the rest is queued again. A queued or running
-    job stays as it is, a done one is a 409."""
+    job stays as it is, a done one is a 409. With a damaged result, it makes that again."""
     info = await stored_job(job_id, request)
     if info.state in ENDED_EARLY:
         rate = await room_for_a_job(request)

@@ -40,11 +40,11 @@ async def submit(body: EvaluationRequest, request: Request, key: str | None) -> 
     if body.stream or body.timeout_s is not None:
         param = "stream" if body.stream else "timeout_s"
         raise bad_request("a job takes neither stream nor timeout_s: follow its events", param)
-    body = await with_methods(body, request)
     store, runner = store_of(request), runner_of(request)
     tenant = context.current().tenant
     if key is not None and (made := await stored(request, store.submitted, tenant, body, key)):
         return accepted(made, request)
+    body = await with_methods(body, request)
     state = request.app.state
     rate = await room_for_a_job(request)
     most_bytes = state.settings.max_job_bytes

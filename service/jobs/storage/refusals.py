@@ -39,6 +39,14 @@ class JobDone(RuntimeError):
         super().__init__(f"job {job_id} is done: there is nothing to resume")
 
 
+class ResultDamaged(RuntimeError):
+    """The bytes of a stored result are damaged."""
+
+    def __init__(self, result_id: str, *, of_job: bool) -> None:
+        mended = "resume its job, which makes it again" if of_job else "send its request again"
+        super().__init__(f"the stored result {result_id} is damaged: {mended}")
+
+
 class IdempotencyMismatch(ValueError):
     """An idempotency key was used before, for another request."""
 

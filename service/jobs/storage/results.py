@@ -6,14 +6,22 @@ It keeps a job's results as long as the job. Of others it keeps the most recent 
 from __future__ import annotations
 
 import gzip
+import zlib
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+import structlog
 from sqlalchemy import delete, exists, select
 from sqlalchemy.orm import Session
 
 from service.evaluation.results import EvaluationResult
 from service.jobs.database.tables import StoredResult
+from service.jobs.storage.refusals import ResultDamaged
+
+PIECE = 256 << 10
+
+log = structlog.get_logger()
 
 
 class Packed(NamedTuple):
@@ -33,6 +41,21 @@ def pack(result: EvaluationResult) -> Packed:
     return written_and_packed(result)[1]
 
 
+def unpacked(data: bytes) -> Iterator[bytes]:
+    """The contents of ``data``, which gzip packed, in pieces.
+
+    Raises:
+        zlib.error: for bytes that do not fit their checksum.
+    """
+    unpacking = zlib.decompressobj(wbits=31)
+    while data:
+        yield unpacking.decompress(data, PIECE)
+        data = unpacking.unconsumed_tail
+    yield unpacking.flush()
+    if not unpacking.eof:
+        raise zlib.error("the end is missing")
+
+
 def put(session: Session, result_id: str, tenant: str, packed: Packed, job: int | None = None) -> None:
     """Keep a result for ``tenant``."""
     now, (evaluation, data) = datetime.now(UTC), packed
@@ -41,10 +64,31 @@ def put(session: Session, result_id: str, tenant: str, packed: Packed, job: int 
 
 
 def get(session: Session, tenant: str, result_id: str) -> Packed | None:
-    """The tenant's result, or None where there is none."""
-    query = select(StoredResult.evaluation, StoredResult.data)
+    """The tenant's result, or None where there is none.
+
+    Raises:
+        ResultDamaged: for a damaged one, which is logged.
+    """
+    query = select(StoredResult.evaluation, StoredResult.data, StoredResult.job)
     found = session.execute(query.where(StoredResult.id == result_id, StoredResult.tenant == tenant)).one_or_none()
-    return None if found is None else Packed(*found)
+    if found is None:
+        return None
+    evaluation, data, job = found
+    try:
+        for _ in unpacked(data):
+            pass
+    except zlib.error as error:
+        log.warning("result_damaged", result=result_id, error=str(error))
+        raise ResultDamaged(result_id, of_job=job is not None) from error
+    return Packed(evaluation, data)
+
+
+def is_whole(session: Session, tenant: str, result_id: str) -> bool:
+    """True if ``get`` gives the result."""
+    try:
+        return get(session, tenant, result_id) is not None
+    except ResultDamaged:
+        return False
 
 
 def is_kept(session: Session, job: int) -> bool:

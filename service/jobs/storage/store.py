@@ -17,7 +17,7 @@ from service import context
 from service.evaluation.request import EvaluationRequest
 from service.jobs.database.opening import CONNECTIONS, Database
 from service.jobs.database.tables import FinishedUnit, Job, StoredResult, written
-from service.jobs.planning import asked_by, body_of
+from service.jobs.planning import body_of, is_repeat, request_of
 from service.jobs.records import ENDED_EARLY, UNFINISHED, AtWork, JobInfo, JobState, UnitDone
 from service.jobs.storage import policies, results, units
 from service.jobs.storage.numbers import give_number
@@ -97,7 +97,7 @@ class JobStore:
             return found
 
     def submitted(self, tenant: str, request: EvaluationRequest, idempotency_key: str) -> JobInfo | None:
-        """The job that ``tenant`` made with this key, if there is one.
+        """The job that ``tenant`` made with this key, if there is one. ``request`` is as it was sent.
 
         Raises:
             IdempotencyMismatch: when it was made for another request.
@@ -107,7 +107,7 @@ class JobStore:
             job = session.scalars(query).one_or_none()
             if job is None:
                 return None
-            if job.evaluation != request.evaluation or asked_by(type(request)(**job.request)) != asked_by(request):
+            if not is_repeat(request, request_of(job.request)):
                 raise IdempotencyMismatch(idempotency_key)
             return self._info(session, job, job.request)
 
@@ -163,18 +163,18 @@ class JobStore:
             return self._info(session, job, job.request)
 
     def resume(self, tenant: str, job_id: str) -> JobInfo:
-        """Queue a cancelled or failed job again: what is finished of it stays finished. One that has not ended stays
-        as it is.
+        """Queue a cancelled or failed job again, or one whose result is damaged: what is finished of it stays
+        finished. One that has not ended stays as it is.
 
         Raises:
             UnknownJob: when ``tenant`` has no such job; JobDone when nothing is left of it to do.
         """
         with self.database.writing() as session:
             job = _job(session, tenant, job_id, for_update=True)
-            if job.state == "done":
+            if job.state == "done" and results.is_whole(session, tenant, job.id):
                 raise JobDone(job_id)
-            if job.state in ENDED_EARLY:
-                session.execute(delete(StoredResult).where(StoredResult.job == job.number))  # it was partial
+            if job.state not in UNFINISHED:
+                session.execute(delete(StoredResult).where(StoredResult.job == job.number))  # partial or damaged
                 job.state, job.finished_at, job.error, job.claims = "queued", None, None, 0
                 job.added_by = str(self.owner)
             return self._info(session, job, job.request)
@@ -212,7 +212,7 @@ class JobStore:
         """The job's result; None until it is done.
 
         Raises:
-            UnknownJob: when ``tenant`` has no such job.
+            UnknownJob: when ``tenant`` has no such job; ResultDamaged.
         """
         with self.database.reading() as session:
             job = _job(session, tenant, job_id)
@@ -226,7 +226,11 @@ class JobStore:
             results.prune(session, tenant, most, most_bytes)
 
     def find_result(self, tenant: str, result_id: str) -> Packed | None:
-        """A result that ``put_result`` stored, or that of a job; None where the tenant has no such result."""
+        """A result that ``put_result`` stored, or that of a job; None where the tenant has no such result.
+
+        Raises:
+            ResultDamaged: for a damaged one.
+        """
         if not ID.fullmatch(result_id):
             return None
         with self.database.reading() as session:

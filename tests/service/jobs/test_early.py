@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
+import gzip
 import io
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import Request
 
+from service.api.jobs import partial
+from service.api.jobs.lookup import stored_job
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.cost import Cost
 from service.evaluation.unit import Plan
@@ -41,7 +46,7 @@ LONG: dict[str, Any] = {
 STAGED = [{"method": "yarn", "factor": factor} for factor in (1.0, 1.5, 2.0, 2.5, 3.0)]
 """Candidates of a recommendation in several rounds."""
 
-PACKED = Packed("perplexity", b"packed")
+PACKED = Packed("perplexity", gzip.compress(b"packed"))
 
 
 def submitted(client: httpx.Client, **fields: Any) -> str:
@@ -196,6 +201,24 @@ class TestStore:
         assert store.resume("anna", job.id).state == "queued"
         assert queue.record(number, [unit(0)]) is Recorded.LOST, "its previous owner has lost it"
 
+    def test_only_the_last_end_of_a_job_keeps_its_partial_result(self, store: JobStore) -> None:
+        queue, ends = queue_of(store), []
+        job, number = claimed(store, queue)
+        for position, finished in enumerate(("a", "b")):
+            queue.record(number, [unit(position)])
+            store.cancel("anna", job.id)
+            ended = early.read(store.database, "anna", job.id)
+            assert ended is not None
+            ends.append((ended, PACKED._replace(evaluation=finished)))
+            if finished == "a":
+                store.resume("anna", job.id)
+                assert queue.claim(number) is not None
+        for ended, packed in ends:
+            early.put(store.database, ended, packed)
+        kept = store.result("anna", job.id)
+        assert kept is not None
+        assert kept.evaluation == "b"
+
     def test_a_job_that_is_done_stays_done(self, store: JobStore) -> None:
         queue = queue_of(store)
         job, number = claimed(store, queue)
@@ -261,11 +284,23 @@ def test_a_sweep_keeps_whole_evaluations_or_the_first_ones_methods(planning: Any
     assert plan.reduced(request, set()) is None
 
 
-def test_a_running_job_has_figures_of_its_complete_methods(client: httpx.Client) -> None:
+def test_a_running_job_has_figures_of_its_complete_methods(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_running = partial.of_running
+
+    async def slow(job_id: str, request: Request) -> Packed | None:
+        """The job ends before its partial result is drawn."""
+        found = await of_running(job_id, request)
+        while (await stored_job(job_id, request)).state == "running":
+            await asyncio.sleep(0.02)
+        return found
+
     job_id = submitted(client, input=TEXT)
     assert client.get(f"/jobs/{job_id}/figures.json").status_code in (200, 409)
     wait_for(lambda: job(client, job_id)["units_done"] >= 1, 60)
     assert client.get(f"/jobs/{job_id}/results.json").status_code == 409, "a result is whole or its job has ended"
+    monkeypatch.setattr(partial, "of_running", slow)
     figures = client.get(f"/jobs/{job_id}/figures.json").json()
     assert figures["partial"]["units_done"] in (1, 2)
     assert len(figures["partial"]["missing"]) == 3 - figures["partial"]["units_done"]

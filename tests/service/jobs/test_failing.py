@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Generator
 from typing import Any
@@ -19,12 +22,13 @@ from service.engine.failures import EngineFailed
 from service.evaluation.perplexity.plan import WindowsUnit
 from service.evaluation.unit import Outcome
 from service.jobs.database.calls import StoreCalls
-from service.jobs.database.tables import StoredOutcome, UnfinishedUnit
+from service.jobs.database.tables import StoredOutcome, StoredResult, UnfinishedUnit
 from service.jobs.execution import MOST_RETRIES
 from service.jobs.runner import JobRunner
-from service.jobs.storage import outcomes
+from service.jobs.storage import outcomes, results
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.queue import JobQueue
+from service.jobs.storage.refusals import ResultDamaged
 from service.sharing.admission import QueueFull
 from service.sharing.workers import MAX_WAITING, Workers
 from tests.service.jobs.adding import planned, queue_of
@@ -98,6 +102,46 @@ async def test_a_damaged_outcome_is_measured_again(bench: Bench, monkeypatch: py
     assert (job.units_reused, len(bench.started)) == (5, 1)
     assert bench.numbers(again) == expected
     assert {call.args for call in log.calls} == {("outcome_damaged",)}
+
+
+@only_sqlite
+async def test_a_damaged_result_is_made_again_of_its_outcomes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CapturingLogger()
+    monkeypatch.setattr(results, "log", log)
+    job_id = bench.add()
+    async with bench.running() as runner:
+        await bench.ended(job_id)
+        made = bench.store.result("anna", job_id)
+        assert made is not None
+        bench.started.clear()
+        damaged = bytearray(made.data)
+        damaged[len(damaged) // 2] ^= 0x10
+        with bench.store.database.writing() as session:
+            session.execute(update(StoredResult).values(data=bytes(damaged)))
+        for read in (bench.store.result, bench.store.find_result):
+            with pytest.raises(ResultDamaged, match=f"{job_id} is damaged: resume its job") as caught:
+                read("anna", job_id)
+        refusal = as_api_error(caught.value)
+        assert (refusal.status, refusal.code) == (409, "result_damaged")
+        assert bench.store.resume("anna", job_id).state == "queued"
+        runner.notify()
+        (job,) = await bench.ended(job_id)
+    assert (job.state, job.units_done, bench.started) == ("done", 6, [])
+    assert bench.store.result("anna", job_id) == made
+    assert {call.args for call in log.calls} == {("result_damaged",)}
+
+
+def test_no_flipped_bit_and_no_missing_byte_changes_what_is_read() -> None:
+    contents = b'{"nll": [0.25, 0.5, 0.75]}' * 9
+    packed = gzip.compress(contents, mtime=0)
+    for bit in range(8 * len(packed)):
+        damaged = bytearray(packed)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with contextlib.suppress(zlib.error):
+            assert b"".join(results.unpacked(bytes(damaged))) == contents, "only a field of the header"
+    for size in range(len(packed)):
+        with pytest.raises(zlib.error):
+            b"".join(results.unpacked(packed[:size]))
 
 
 @only_sqlite

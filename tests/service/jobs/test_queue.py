@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 import sys
@@ -82,7 +83,7 @@ class TestWork:
         queue = queue_of(store)
         job, number = claimed(store, queue)
         assert store.result("anna", job.id) is None
-        packed = Packed("perplexity", bytes(range(256)))
+        packed = Packed("perplexity", gzip.compress(bytes(range(256))))
         assert queue.finish(number, packed)
         assert store.result("anna", job.id) == packed == store.find_result("anna", job.id)
         assert store.find_result("berta", job.id) is None

@@ -16,6 +16,7 @@ from pyarrow import parquet
 from service.context import ANONYMOUS
 from service.evaluation.catalogue import EVALUATIONS
 from service.jobs.storage.store import JobStore
+from service.policy.auto import Auto
 from tests.service.conftest import TEXT
 from tests.service.serving import events_of, serving
 
@@ -155,7 +156,9 @@ def test_the_same_again_is_taken_from_the_store_unless_it_is_not_wanted(client: 
     assert longer["units_reused"] == 0, "the passes are longer"
 
 
-def test_a_submission_that_is_sent_again_makes_no_second_job(client: httpx.Client) -> None:
+def test_a_submission_that_is_sent_again_makes_no_second_job(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def send(key: str, **fields: Any) -> httpx.Response:
         return client.post("/jobs", json=BODY | fields, headers={"Idempotency-Key": key})
 
@@ -175,6 +178,11 @@ def test_a_submission_that_is_sent_again_makes_no_second_job(client: httpx.Clien
         (send("a b"), 400),
     ):
         assert (refused.status_code, refused.json()["error"]["param"]) == (status, "Idempotency-Key")
+    made = send("auto", methods=["auto"]).json()
+    other = Auto.model_validate({"ranges": [{"up_to": None, "pe": "none"}], "origin": {"source": "rule"}})
+    assert made["request"]["methods"][0]["ranges"] != other.model_dump()["ranges"]
+    monkeypatch.setattr("service.api.encodings.auto.auto_by_rule", lambda served: other)
+    assert send("auto", methods=["auto"]).json()["id"] == made["id"], "whatever auto has come to mean"
 
 
 def test_what_a_job_waits_for_is_said(client: httpx.Client, checkpoints: Path, tmp_path: Path) -> None:

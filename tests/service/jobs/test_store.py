@@ -36,6 +36,24 @@ class TestIdempotency:
         first = add(store, key="a", methods=[{"method": "default"}])
         assert add(store, key="a", methods=[{"method": "default"}], timeout_s=None, background=True) == first
 
+    def test_what_auto_meant_at_admission_makes_no_difference(self, store: JobStore) -> None:
+        def auto(**fields: Any) -> PerplexityRequest:
+            return PerplexityRequest.model_validate(body(methods=["default", {"method": "auto"} | fields]))
+
+        ranges = [{"up_to": None, "pe": {"method": "yarn", "factor": 2.0}}]
+        by_rule, given = auto(ranges=ranges, origin={"source": "rule"}), auto(ranges=ranges)
+        for key, made in (("a", by_rule), ("b", given)):
+            store.add("anna", made, models=["tiny"], units=1, tokens=1, idempotency_key=key)
+        assert store.submitted("anna", auto(), "a") == store.submitted("anna", by_rule, "a") is not None
+        assert store.submitted("anna", given, "b") is not None
+        for sent, key in (
+            (auto(), "b"),
+            (given, "a"),
+            (auto().model_copy(update={"methods": auto().methods[1:]}), "a"),
+        ):
+            with pytest.raises(IdempotencyMismatch):
+                store.submitted("anna", sent, key)
+
     def test_one_of_many_at_once_makes_the_job(self, store: JobStore) -> None:
         with ThreadPoolExecutor(8) as pool:
             made = {job.id for job in pool.map(lambda _: add(store, key="a"), range(16))}
