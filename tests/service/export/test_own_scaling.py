@@ -12,7 +12,7 @@ import pytest
 from patches import parse
 from service.export.targets import TARGETS, NotExpressible, Source
 from tests.methods import Fields
-from tests.service.export.test_targets import GEOMETRY, config, exported
+from tests.service.export.test_targets import GEOMETRY, PLAIN, config, exported
 
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 256}
 LISTS: Fields = {
@@ -131,3 +131,25 @@ def test_own_dynamic_is_fixed_at_start_up_by_two_systems(fields: str | Fields) -
             assert replace(made, differences=[]) == target.unchanged(200)
     scaled = json.loads(json.dumps(exported(fields, "exllamav3", 200, source).config["rope_scaling"]))
     assert scaled == {"rope_type": "default"}  # it refuses the type "dynamic"
+
+
+def test_llama_cpp_refuses_what_a_gguf_file_keeps() -> None:
+    for text in ("yarn:8", "linear:4"):
+        with pytest.raises(NotExpressible, match="whole scores of latent attention"):
+            exported(text, "llama.cpp", 900, LATENT)
+    assert exported("ntk:4", "llama.cpp", 900, LATENT).arguments[:2] == ["--rope-scaling", "none"]
+    ministral = replace(PLAIN, own={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0})
+    with pytest.raises(NotExpressible, match="mscale_all_dim"):
+        exported("yarn:4", "llama.cpp", 900, ministral)
+    assert exported("linear:4", "llama.cpp", 900, ministral).differences == []
+
+
+def test_llama_cpp_gets_options_in_place_of_entries_of_the_file() -> None:
+    arguments = exported("yarn:8", "llama.cpp", 900, GPT_OSS).arguments
+    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert (given["--yarn-beta-fast"], given["--yarn-beta-slow"]) == ("32", "1")
+    source = replace(PLAIN, own={**YARN, "attention_factor": 1.5})
+    arguments = exported("ntk:4", "llama.cpp", 900, source).arguments
+    assert arguments[arguments.index("--yarn-attn-factor") + 1] == "1"
+    assert "--yarn-attn-factor" not in exported("yarn:8", "llama.cpp", 900, source).arguments
+    assert "truncate false" in exported("default", "llama.cpp", 900, GPT_OSS).differences[0]
