@@ -88,6 +88,7 @@ SWEEPS = "tests/service/evaluation/sweep"
 PICTURES = "tests/service/figures/test_pictures.py"
 WORDS = "tests/service/figures/test_words.py"
 EXPORTS = "tests/service/export/test_targets.py"
+OWN_SCALING = "tests/service/export/test_own_scaling.py"
 BIASES = "tests/patches/methods/test_biases.py"
 FREQUENCIES = "tests/patches/methods/test_frequencies.py"
 ENGINE = "tests/service/engine/test_engine.py"
@@ -505,6 +506,11 @@ CARRIED = [
     Mutation("the folder of an adapter is read by other systems", "service/export",
              "declared = source.base or geometry", "declared = geometry",
              (f"{EXPORTS}::test_what_the_folder_of_an_adapter_declares_is_written_out",)),
+    Mutation("own encodings are the same in every system", "service/export",
+             "expression = target.own(replace(wanted, geometry=declared))", "expression = target.unchanged(length)",
+             (OWN_SCALING,)),
+    Mutation("null ends an entry that SGLang reads", "service/export", "name: ended.get(name) for", "name: None for",
+             (OWN_SCALING,)),
     Mutation("true is a number", "patches", 'ConfigDict(extra="forbid", strict=True)', 'ConfigDict(extra="forbid")',
              ("tests/service/api/test_openapi.py::test_each_violated_field_is_refused_as_documented",)),
     Mutation("a document twice", "service/evaluation", "        if before != index:\n", "        if False:\n",

@@ -64,7 +64,12 @@ def _legend() -> str:
 
 Each method has the parameters of its picture in [Methods](methods.md), on a model of {TRAINED} trained tokens, for
 {TIMES_LONGER * TRAINED}. Other parameters may change the answer. transformers, vLLM and SGLang read a divisor per pair
-(LongRoPE's lists). Every fixed schedule is therefore exact there."""
+(LongRoPE's lists). Every fixed schedule is therefore exact there. Two kinds of models have separate code, which takes
+less. For gpt-oss, vLLM reads YaRN or a base alone. So do vLLM and SGLang for latent attention (DeepSeek). llama.cpp
+takes a base alone there.
+
+A checkpoint's own encoding may depend on the length, as LongRoPE's lists do. Every system reads them in its own way, so
+the answer names the differences there too."""
 
 
 def _row(drawn: Sample) -> str:

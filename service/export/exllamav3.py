@@ -17,6 +17,7 @@ from service.export.target import (
     Wanted,
     first,
     fixed,
+    fixed_for,
     has_one_list,
     one_set_of_frequencies,
 )
@@ -46,6 +47,17 @@ class ExLlamaV3(Target):
 
     def unchanged(self, length: int) -> Expression:
         return Expression({}, ["--cache_size", str(math.ceil(length / PAGE) * PAGE)])
+
+    def own(self, wanted: Wanted) -> Expression:
+        # It ends at the start with an error for the type "dynamic".
+        return self.express(wanted) if wanted.by_length["rope_type"] == RopeType.DYNAMIC else super().own(wanted)
+
+    def differences_of_own(self, wanted: Wanted) -> list[str]:
+        form, declared = wanted.by_length, wanted.geometry.max_position_embeddings
+        if form["rope_type"] != RopeType.LONGROPE or has_one_list(form):
+            return fixed(wanted)
+        # max_position_embeddings chooses the list, and not the size of the cache.
+        return [fixed_for(declared)] if declared > form["original_max_position_embeddings"] else []
 
     def usage(self, model: str, expression: Expression) -> str:
         return shlex.join(["python", "examples/chat.py", "--model_dir", model, *expression.arguments])

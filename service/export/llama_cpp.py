@@ -1,7 +1,7 @@
 """llama.cpp: ``--rope-scaling`` and its neighbours, and ``--ctx-size``.
 
-``common/arg.cpp`` has the options, ``src/llama-context.cpp`` their meaning. ``--yarn-attn-factor`` has no effect under
-YaRN there, so a chosen factor on cos and sin is refused.
+``common/arg.cpp`` has the options, ``src/llama-context.cpp`` their meaning: the file's entry counts where an option is
+absent. ``--yarn-attn-factor`` has no effect under YaRN there, so a chosen factor on cos and sin is refused.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from patches import ResolvedRecipe, RopeType, grouping
 from service.export.target import (
+    YARN_DEFAULTS,
     Expression,
     Form,
     Inexpressible,
@@ -34,8 +35,12 @@ OPTIONS = {
     "original_max_position_embeddings": "--yarn-orig-ctx",
     "beta_fast": "--yarn-beta-fast",
     "beta_slow": "--yarn-beta-slow",
+    "attn_factor": "--yarn-attn-factor",
 }
 """Options by the entries of ``rope_parameters``."""
+
+FACTORS = {"attention_factor", "attn_factor"}
+"""Entries of a checkpoint that its file has as ``yarn_attn_factor``."""
 
 ARCHITECTURES = {
     **dict.fromkeys(("llama", "mistral", "mixtral"), "llama"),
@@ -66,8 +71,9 @@ class LlamaCpp(Target):
         if grouped is not None:
             return self._grouped(wanted, *grouped)
         form = first(wanted, set(KINDS), lambda form: _fits(form, wanted.length))
+        _refuse_mscale_of_the_file(form, wanted)
         limit, capped = _limit(form, wanted)
-        arguments = [*_scaling(form), *limit, *self.unchanged(wanted.length).arguments]
+        arguments = [*_scaling(_ended(form, wanted.own)), *limit, *self.unchanged(wanted.length).arguments]
         return Expression({}, arguments, [*fixed(wanted), *capped])
 
     def _grouped(self, wanted: Wanted, size: int, window: int, rest: ResolvedRecipe) -> Expression:
@@ -85,6 +91,11 @@ class LlamaCpp(Target):
     def unchanged(self, length: int) -> Expression:
         return Expression({}, ["--ctx-size", str(length)])
 
+    def differences_of_own(self, wanted: Wanted) -> list[str]:
+        if wanted.own.get("rope_type") == RopeType.YARN and wanted.own.get("truncate") is False:
+            return ["llama.cpp rounds the bounds of YaRN's ramp, and this checkpoint has truncate false."]
+        return fixed(wanted)
+
     def usage(self, model: str, expression: Expression) -> str:
         return shlex.join([_program(expression), "--model", f"{model}.gguf", *expression.arguments])
 
@@ -99,6 +110,27 @@ class LlamaCpp(Target):
 
 def _program(expression: Expression) -> str:
     return COMPLETION if GROUP_SIZE in expression.arguments else SERVER
+
+
+def _refuse_mscale_of_the_file(form: Form, wanted: Wanted) -> None:
+    """``src/models/deepseek2.cpp`` and ``src/llama-context.cpp`` read ``yarn_log_multiplier``.
+
+    Raises:
+        Inexpressible: where they multiply scores, or cos and sin, by more than the form asks for.
+    """
+    if form["rope_type"] == RopeType.DEFAULT:
+        return
+    if wanted.geometry.latent:
+        raise Inexpressible("it multiplies whole scores of latent attention by YaRN's factor under any scaling")
+    if form["rope_type"] == RopeType.YARN and wanted.own.get("mscale_all_dim"):
+        raise Inexpressible("its GGUF files have this checkpoint's mscale_all_dim, which no option removes")
+
+
+def _ended(form: Form, own: Form) -> Form:
+    """``form`` with the entries that take the place of those in the file."""
+    if form["rope_type"] == RopeType.YARN:
+        return {**{name: value for name, value in YARN_DEFAULTS.items() if name in own and name in OPTIONS}, **form}
+    return {**form, "attn_factor": 1.0} if FACTORS & own.keys() else form
 
 
 def _fits(form: Form, length: int) -> bool:

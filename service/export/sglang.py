@@ -8,11 +8,26 @@ import shlex
 from typing import Any, ClassVar
 
 from patches import RopeType, in_configuration, is_by_layer
-from service.export.target import Expression, Form, Target, Wanted, first, fixed, maximum, with_mscales
-from service.export.vllm import fits
+from service.export.target import (
+    TRAINED,
+    YARN_DEFAULTS,
+    Expression,
+    Form,
+    Target,
+    Wanted,
+    first,
+    fixed,
+    has_one_list,
+    maximum,
+    with_mscales,
+    written_out,
+)
+from service.export.vllm import fits, fixed_at_start
 
 # python/sglang/srt/layers/rotary_embedding/factory.py. Its "dynamic" is fixed at start-up, as a base alone is.
 TYPES = {RopeType.DEFAULT, RopeType.LINEAR, RopeType.YARN, RopeType.LLAMA3, RopeType.LONGROPE}
+WITHOUT_EFFECT = {**YARN_DEFAULTS, "factor": 1.0, "attn_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
+"""The pair of ``mscale`` gives 0.1 ln(factor) + 1, as no pair does."""
 
 
 class SGLang(Target):
@@ -23,19 +38,21 @@ class SGLang(Target):
 
     def express(self, wanted: Wanted) -> Expression:
         form = first(wanted, TYPES, lambda form: fits(form, wanted))
-        parameters = in_configuration(_with_attn_factor(with_mscales(form, wanted.length)), wanted.own)
-        overrides = {
-            "rope_parameters": _cleared(parameters, wanted.own),
-            # A longer --context-length than max_position_embeddings, times a linear factor, is refused.
-            "max_position_embeddings": maximum(form, wanted.length),
-        }
+        # Its code of DeepSeek takes every form for its own kind of YaRN, a base alone as well.
+        written = written_out(form, wanted.length) if wanted.geometry.latent else with_mscales(form, wanted.length)
+        parameters = _cleared(in_configuration(_with_attn_factor(written), wanted.own), wanted)
+        # A longer --context-length than max_position_embeddings is refused. A factor counts without a trained length.
+        longest = wanted.length if TRAINED in parameters else maximum(form, wanted.length)
+        overrides = {"rope_parameters": parameters, "max_position_embeddings": longest}
         arguments = ["--json-model-override-args", json.dumps(overrides), *self.unchanged(wanted.length).arguments]
-        follows = form["rope_type"] == RopeType.LONGROPE and form["short_factor"] != form["long_factor"]
-        differences = ["The longest sequence of a batch chooses the list of all."] if follows else fixed(wanted)
-        return Expression(overrides, arguments, differences)
+        return Expression(overrides, arguments, _differences(form, wanted))
 
     def unchanged(self, length: int) -> Expression:
         return Expression({}, ["--context-length", str(length)])
+
+    def differences_of_own(self, wanted: Wanted) -> list[str]:
+        form = wanted.by_length
+        return _differences(form, wanted) if form["rope_type"] == RopeType.LONGROPE else fixed_at_start(wanted)
 
     def usage(self, model: str, expression: Expression) -> str:
         return shlex.join(["python", "-m", "sglang.launch_server", "--model-path", model, *expression.arguments])
@@ -52,9 +69,18 @@ def _with_attn_factor(form: Form) -> dict[str, Any]:
     return changed
 
 
-def _cleared(parameters: dict[str, Any], own: Form) -> dict[str, Any]:
-    """``parameters`` that also end the checkpoint's scaling: SGLang adds them to its entries."""
-    if is_by_layer(own):
+def _cleared(parameters: dict[str, Any], wanted: Wanted) -> dict[str, Any]:
+    """``parameters`` that also end the checkpoint's scaling: SGLang adds them to its entries.
+
+    SGLang passes each entry on, so those that it reads end as the numbers without effect. The others end as null.
+    """
+    if is_by_layer(wanted.own):
         return parameters
-    ended = {name: 1.0 if name in ("factor", "attn_factor") else None for name in own if name not in parameters}
-    return {**ended, **parameters}
+    ended = {**WITHOUT_EFFECT, "type": parameters["rope_type"], TRAINED: wanted.length}
+    return {**{name: ended.get(name) for name in wanted.own if name not in parameters}, **parameters}
+
+
+def _differences(form: Form, wanted: Wanted) -> list[str]:
+    if wanted.varies and form["rope_type"] == RopeType.LONGROPE and not has_one_list(form):
+        return ["The longest sequence of a batch chooses the list of all."]
+    return fixed(wanted)

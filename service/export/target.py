@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from patches import ResolvedRecipe, RopeGeometry, RopeType, is_by_layer, rope_parameters
+from patches import NoRopeParameters, ResolvedRecipe, RopeGeometry, RopeType, is_by_layer, rope_parameters
 
 Form = Mapping[str, Any]
 """An encoding as transformers' ``rope_parameters``."""
 
 
 TRAINED = "original_max_position_embeddings"
+YARN_DEFAULTS: Mapping[str, Any] = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+"""Entries of YaRN that a form leaves out, since most readers fill them."""
 
 
 class Inexpressible(ValueError):
@@ -26,7 +28,8 @@ class Inexpressible(ValueError):
 class Wanted:
     """An encoding on one model, for at most ``length`` tokens.
 
-    ``own`` is ``rope_parameters`` of the checkpoint's configuration, ``model_type`` its kind of model.
+    ``own`` is ``rope_parameters`` of the checkpoint's configuration, ``model_type`` its kind of model. ``varies`` is
+    true if shorter requests have other numbers.
     """
 
     geometry: RopeGeometry
@@ -34,6 +37,7 @@ class Wanted:
     resolved: ResolvedRecipe
     own: Form
     model_type: str
+    varies: bool
 
     @cached_property
     def forms(self) -> Sequence[Form]:
@@ -45,9 +49,13 @@ class Wanted:
         return rope_parameters(self.resolved, self.geometry, self.length)
 
     @property
-    def follows_length(self) -> bool:
-        """True if the encoding differs by reserved length."""
-        return self.resolved.length is not None
+    def by_length(self) -> Form:
+        """The most specific form of an encoding that depends on the length; a plain one where there is none."""
+        plain = {"rope_type": RopeType.DEFAULT}
+        try:
+            return plain if self.resolved.length is None else self.forms[0]
+        except NoRopeParameters:
+            return plain
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,14 @@ class Target(ABC):
     def unchanged(self, length: int) -> Expression:
         """The checkpoint's own encoding, for at most ``length`` tokens."""
 
+    def own(self, wanted: Wanted) -> Expression:
+        """The checkpoint's own encoding by ``unchanged``, with this system's differences in reading it."""
+        return replace(self.unchanged(wanted.length), differences=self.differences_of_own(wanted))
+
+    def differences_of_own(self, wanted: Wanted) -> list[str]:
+        """Differences of the checkpoint's own encoding here to this system's reading of it."""
+        return fixed(wanted)
+
     @abstractmethod
     def usage(self, model: str, expression: Expression) -> str:
         """One line for a shell or for Python."""
@@ -100,18 +116,19 @@ def first(
     fits: Callable[[Form], bool] = lambda form: True,
     *,
     reads_mscale: bool = False,
+    reason: str = "it has no option for these frequencies or their factor on cos and sin",
 ) -> Form:
     """The first form of a type that a system reads and that ``fits``. ``reads_mscale``: also DeepSeek's pair.
 
     Raises:
-        Inexpressible: when there is none.
+        Inexpressible: with ``reason``, when there is none.
     """
     for form in wanted.forms:
         if "mscale_all_dim" in form and not reads_mscale:
             raise Inexpressible("its temperature multiplies whole scores, and this model rotates a part of each head")
         if form["rope_type"] in types and fits(form):
             return form
-    raise Inexpressible("it has no option for these frequencies or their factor on cos and sin")
+    raise Inexpressible(reason)
 
 
 def one_set_of_frequencies(wanted: Wanted) -> None:
@@ -124,9 +141,20 @@ def one_set_of_frequencies(wanted: Wanted) -> None:
 
 def fixed(wanted: Wanted) -> list[str]:
     """The difference of a system that chooses frequencies once, for encodings that follow the length."""
-    if not wanted.follows_length:
-        return []
-    return [f"Frequencies are fixed for {wanted.length} tokens; shorter requests get the same ones."]
+    return [fixed_for(wanted.length)] if wanted.varies else []
+
+
+def fixed_for(length: int) -> str:
+    """The difference of frequencies that every request gets as they are for ``length`` tokens."""
+    return f"Frequencies are fixed for {length} tokens; shorter requests get the same ones."
+
+
+def written_out(form: Form, length: int) -> dict[str, Any]:
+    """YaRN with all its entries. A base alone is YaRN of factor 1, with a table of angles for ``length``."""
+    plain = {"rope_type": RopeType.YARN, "factor": 1.0, TRAINED: length}
+    return {**form, **(plain if form["rope_type"] == RopeType.DEFAULT else {})} | {
+        name: form.get(name, value) for name, value in YARN_DEFAULTS.items()
+    }
 
 
 def has_one_list(form: Form) -> bool:

@@ -41,6 +41,9 @@ TARGETS: dict[str, Target] = {
     "tgi": TextGenerationInference(),
 }
 
+SHORTEST = 2
+"""Tokens of the shortest request."""
+
 
 def _known(target: str) -> str:
     if target not in TARGETS:
@@ -56,7 +59,7 @@ class LengthRequired(ValueError):
     """No length was given for an encoding that has no default."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"length: required, from 2 to {LONGEST - 1} tokens, since {reason}")
+        super().__init__(f"length: required, from {SHORTEST} to {LONGEST - 1} tokens, since {reason}")
 
 
 class NotExpressible(ValueError):
@@ -145,13 +148,16 @@ def _expressed(method: Method, source: Source, target: Target, length: int) -> E
     geometry = source.geometry
     resolved = resolve(method, geometry, length)
     declared = source.base or geometry
+    varies = resolved.length is not None and resolve(method, geometry, SHORTEST) != resolved
+    wanted = Wanted(geometry, length, resolved, source.own, source.model_type, varies)
     if length <= declared.max_position_embeddings and _is_own(resolved, declared, length):
-        return target.unchanged(length)
-    if resolved.rotates and not source.own:
+        expression = target.own(replace(wanted, geometry=declared))
+    elif resolved.rotates and not source.own:
         raise Inexpressible(
             f"the configuration of {source.model_type} models has no rope_parameters that any would read"
         )
-    expression = target.express(Wanted(geometry, length, resolved, source.own, source.model_type))
+    else:
+        expression = target.express(wanted)
     return replace(expression, config=json.loads(json.dumps(expression.config)))  # plain strings for enums
 
 

@@ -26,6 +26,9 @@ TYPES = {RopeType.DEFAULT, RopeType.DYNAMIC, RopeType.YARN, RopeType.LLAMA3, Rop
 OF_YARN = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings"}
 """Entries of YaRN that it reads."""
 
+FOLLOWS = "Frequencies follow the longest text so far, and stay for every later text."
+BY_POSITION = "Positions past the trained length take the long list, and those before it keep the short one."
+
 
 class TextGenerationInference(Target):
     name: ClassVar[str] = "tgi"
@@ -49,11 +52,15 @@ class TextGenerationInference(Target):
     def _dynamic(self, form: Form, wanted: Wanted) -> Expression:
         config = {"rope_theta": form["rope_theta"], "max_position_embeddings": form["original_max_position_embeddings"]}
         options = ["--rope-scaling", str(form["rope_type"]), "--rope-factor", number(form["factor"])]
-        difference = "Frequencies follow the longest text so far, and stay for every later text."
-        return Expression(config, [*options, *self.unchanged(wanted.length).arguments], [difference])
+        differences = [FOLLOWS] if wanted.varies else []
+        return Expression(config, [*options, *self.unchanged(wanted.length).arguments], differences)
 
     def unchanged(self, length: int) -> Expression:
         return Expression({}, ["--max-total-tokens", str(length), "--max-input-tokens", str(max(1, length - 1))])
+
+    def differences_of_own(self, wanted: Wanted) -> list[str]:
+        by_position = wanted.varies and wanted.by_length["rope_type"] == RopeType.LONGROPE
+        return [BY_POSITION] if by_position else fixed(wanted)
 
     def usage(self, model: str, expression: Expression) -> str:
         return shlex.join(["text-generation-launcher", "--model-id", model, *expression.arguments])

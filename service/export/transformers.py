@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from patches import RopeType, in_configuration, is_by_layer
-from service.export.target import Expression, Form, Target, Wanted, first, fixed, has_one_list
+from service.export.target import TRAINED, Expression, Form, Target, Wanted, first, fixed, has_one_list
 
 TYPES = {
     RopeType.DEFAULT,
@@ -30,13 +30,16 @@ class Transformers(Target):
         longest = wanted.length
         if form["rope_type"] == RopeType.DYNAMIC:
             # It scales from max_position_embeddings, whatever original_max_position_embeddings says.
-            longest = form["original_max_position_embeddings"]
-            form = {name: value for name, value in form.items() if name != "original_max_position_embeddings"}
+            longest = form[TRAINED]
+            form = {name: value for name, value in form.items() if name != TRAINED}
         config = {"rope_parameters": in_configuration(form, wanted.own), "max_position_embeddings": longest}
         return Expression(config, [], _differences(form, wanted))
 
     def unchanged(self, length: int) -> Expression:
         return Expression()
+
+    def differences_of_own(self, wanted: Wanted) -> list[str]:
+        return _differences(wanted.by_length, wanted)
 
     def usage(self, model: str, expression: Expression) -> str:
         arguments = "".join(f", {name}={value!r}" for name, value in expression.config.items())
@@ -44,6 +47,8 @@ class Transformers(Target):
 
 
 def _differences(form: Form, wanted: Wanted) -> list[str]:
+    if not wanted.varies:
+        return []
     if form["rope_type"] == RopeType.DYNAMIC:
         return ["Frequencies follow the tokens so far; cached keys keep the frequencies of their time."]
     if form["rope_type"] == RopeType.LONGROPE and not has_one_list(form):

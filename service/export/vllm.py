@@ -14,10 +14,17 @@ from service.export.target import (
     Wanted,
     first,
     fixed,
+    fixed_for,
     maximum,
     with_mscales,
     within_reach,
+    written_out,
 )
+
+OF_YARN = {RopeType.DEFAULT, RopeType.YARN}
+"""Types of models whose code has a kind of YaRN only: gpt_oss.py and deepseek_v2.py in vllm/model_executor/models."""
+
+GPT_OSS = "gpt_oss"
 
 # vllm/model_executor/layers/rotary_embedding/__init__.py. Its "dynamic" is fixed at start-up, as a base alone is.
 TYPES = {RopeType.DEFAULT, RopeType.LINEAR, RopeType.YARN, RopeType.LLAMA3, RopeType.LONGROPE}
@@ -30,7 +37,7 @@ class VLLM(Target):
     apply: ClassVar[str] = "Add the options to `vllm serve`."
 
     def express(self, wanted: Wanted) -> Expression:
-        form = first(wanted, TYPES, lambda form: fits(form, wanted))
+        form = _form(wanted)
         parameters = in_configuration(with_mscales(form, wanted.length), wanted.own)
         # A longer --max-model-len than max_position_embeddings, times a linear factor, is refused.
         overrides = {"rope_parameters": parameters, "max_position_embeddings": maximum(form, wanted.length)}
@@ -39,6 +46,9 @@ class VLLM(Target):
 
     def unchanged(self, length: int) -> Expression:
         return Expression({}, ["--max-model-len", str(length)])
+
+    def differences_of_own(self, wanted: Wanted) -> list[str]:
+        return fixed_at_start(wanted)
 
     def usage(self, model: str, expression: Expression) -> str:
         return shlex.join(["vllm", "serve", model, *expression.arguments])
@@ -49,6 +59,35 @@ class VLLM(Target):
 
 
 def fits(form: Form, wanted: Wanted) -> bool:
-    """True for what vLLM and SGLang can read: lists of divisors for pairs (i, i + d/2) only."""
+    """True for what vLLM and SGLang can read: lists of divisors for pairs (i, i + d/2) only.
+
+    Their code of DeepSeek takes any scaling for its own kind of YaRN. Bounds of that ramp are always rounded.
+    """
+    if wanted.geometry.latent and (form["rope_type"] not in OF_YARN or "truncate" in form):
+        return False
     reads = form["rope_type"] != RopeType.LONGROPE or not wanted.geometry.interleaved
     return reads and within_reach(form, wanted.length)
+
+
+def fixed_at_start(wanted: Wanted) -> list[str]:
+    """The difference of own encodings that vLLM and SGLang fix at start-up: "dynamic" for its factor times the maximum,
+    whatever the length."""
+    form = wanted.by_length
+    if form["rope_type"] == RopeType.DYNAMIC:
+        return [fixed_for(round(form["factor"] * wanted.geometry.max_position_embeddings))]
+    return fixed(wanted)
+
+
+def _form(wanted: Wanted) -> Form:
+    if wanted.model_type == GPT_OSS:
+        reason = "its code of gpt-oss reads YaRN alone, without another factor on cos and sin, up to its reach"
+        form = first(wanted, OF_YARN, lambda form: _without_factor(form) and fits(form, wanted), reason=reason)
+        return written_out(form, wanted.length)
+    # Its code of DeepSeek reads "attn_factor" in place of "attention_factor".
+    return first(
+        wanted, TYPES, lambda form: fits(form, wanted) and (not wanted.geometry.latent or _without_factor(form))
+    )
+
+
+def _without_factor(form: Form) -> bool:
+    return "attention_factor" not in form

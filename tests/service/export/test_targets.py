@@ -155,7 +155,7 @@ def test_sglang_gets_its_own_name_for_the_factor_and_an_end_of_the_checkpoints_e
     source = replace(PLAIN, own={**own, "original_max_position_embeddings": 256, "mrope_section": [8, 8]})
     parameters = config("yarn:factor=4,attention_factor=1.5", "sglang", source=source)["rope_parameters"]
     assert parameters["attn_factor"] == pytest.approx(1.5 / (0.1 * math.log(4) + 1))
-    assert (parameters["mscale"], parameters["mscale_all_dim"], parameters["mrope_section"]) == (None, None, [8, 8])
+    assert (parameters["mscale"], parameters["mscale_all_dim"], parameters["mrope_section"]) == (1.0, 0.0, [8, 8])
     assert config("ntk:4", "sglang", source=source)["rope_parameters"]["factor"] == 1.0
     assert "mscale" not in config("yarn:4", "vllm", source=source)["rope_parameters"]
 

@@ -1,0 +1,155 @@
+"""Exports for checkpoints that ship a scaling, which the systems read in their own ways."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from patches import parse
+from service.export.targets import TARGETS, NotExpressible, Source
+from tests.methods import Fields
+from tests.service.export.test_targets import GEOMETRY, PLAIN, config, exported
+
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 256}
+LISTS: Fields = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0] * 32,
+    "long_factor": [2.0] * 32,
+    "factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+DYNAMIC: Fields = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
+
+FIXED = "Frequencies are fixed for {} tokens; shorter requests get the same ones."
+
+
+def shipped(own: dict[str, Any], model_type: str = "llama", **changed: Any) -> Source:
+    """A checkpoint whose configuration has ``own``."""
+    geometry = replace(GEOMETRY, **{"max_position_embeddings": 1024, "native": parse(own)} | changed)
+    return Source(geometry, own, model_type)
+
+
+GPT_OSS = shipped({**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}, "gpt_oss")
+LATENT = shipped(
+    {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "deepseek_v3",
+    **{"head_dim": 128, "rotary_offset": 64, "latent": True, "interleaved": True},
+)
+
+
+def scaling(text: str, name: str, source: Source, length: int = 900) -> dict[str, Any]:
+    parameters: dict[str, Any] = config(text, name, length, source)["rope_parameters"]
+    return parameters
+
+
+def mscale_of_sglang(entries: dict[str, Any]) -> float:
+    """The factor on cos and sin of its two classes of YaRN."""
+    one, other = entries.get("mscale", 1.0), entries.get("mscale_all_dim", 0.0)
+    ratio = (0.1 * one * math.log(entries["factor"]) + 1) / (0.1 * other * math.log(entries["factor"]) + 1)
+    return float(ratio * entries.get("attn_factor", 1.0))
+
+
+@pytest.mark.parametrize("source", [GPT_OSS, LATENT], ids=["gpt_oss", "latent"])
+def test_sglang_reads_numbers_in_place_of_the_checkpoints_yarn(source: Source) -> None:
+    plain = scaling("yarn:8", "sglang", source)
+    assert (plain["factor"], plain["beta_fast"], plain["beta_slow"], plain["truncate"]) == (8.0, 32.0, 1.0, True)
+    assert mscale_of_sglang(plain) == pytest.approx(0.1 * math.log(8) + 1)
+    assert mscale_of_sglang(scaling("yarn:factor=8,attention_factor=1.5", "sglang", source)) == pytest.approx(1.5)
+    assert scaling("yarn:factor=8,beta_fast=20", "sglang", source)["beta_fast"] == 20.0
+    for text in ("yarn:8", "ntk:4"):
+        assert None not in scaling(text, "sglang", source).values()
+
+
+def test_sglang_reads_numbers_under_every_other_type() -> None:
+    own = {**GPT_OSS.own, "type": "yarn", "attn_factor": 1.2, "mscale": 1.0, "mscale_all_dim": 1.0}
+    source = replace(GPT_OSS, own=own)
+    kinds = {"ntk:4": "default", "linear:4": "linear", "llama3:4": "llama3", "mrrope_pro:4": "longrope"}
+    for text, kind in kinds.items():
+        made = scaling(text, "sglang", source)
+        assert None not in made.values()
+        assert (made["type"], made["rope_type"]) == (kind, kind)
+    linear = config("linear:4", "sglang", 900, source)
+    assert linear["max_position_embeddings"] == 900  # an original length beside a factor ends the multiplication
+
+
+def test_code_of_latent_attention_reads_yarn_or_a_base() -> None:
+    assert scaling("ntk:4", "vllm", LATENT)["rope_type"] == "default"
+    base = scaling("ntk:4", "sglang", LATENT)
+    assert (base["rope_type"], base["factor"], base["original_max_position_embeddings"]) == ("yarn", 1.0, 900)
+    assert mscale_of_sglang(base) == 1.0
+    for name in ("vllm", "sglang"):
+        for text in ("linear:4", "yarn:factor=8,truncate=false"):
+            with pytest.raises(NotExpressible, match="can: yarn:4"):
+                exported(text, name, 900, LATENT)
+    with pytest.raises(NotExpressible, match="can: yarn:4"):
+        exported("yarn:factor=8,attention_factor=1.5", "vllm", 900, LATENT)
+
+
+def test_vllm_reads_yarn_alone_for_gpt_oss() -> None:
+    read = {"rope_theta", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"}
+    for text in ("yarn:8", "yarn:factor=8,beta_fast=20,truncate=false", "ntk:4", "default:rope_theta=20000"):
+        made = scaling(text, "vllm", GPT_OSS)
+        assert made.keys() == read | {"rope_type"}
+        assert made["factor"] * made["original_max_position_embeddings"] >= 900
+    assert scaling("ntk:4", "vllm", GPT_OSS)["factor"] == 1.0
+    assert scaling("yarn:factor=8,truncate=false", "vllm", GPT_OSS)["truncate"] is False
+    for text in ("linear:4", "yarn:factor=4,attention_factor=1.5"):
+        with pytest.raises(NotExpressible, match=r"gpt-oss reads YaRN alone.* can: yarn:4"):
+            exported(text, "vllm", 900, GPT_OSS)
+
+
+@pytest.mark.parametrize("fields", ["default", LISTS], ids=["default", "lists"])
+def test_own_lists_by_length_name_the_choice_of_each_system(fields: str | Fields) -> None:
+    source = shipped(LISTS)
+    names = {
+        "transformers": "The list follows the tokens so far; cached keys keep the frequencies of their time.",
+        "sglang": "The longest sequence of a batch chooses the list of all.",
+        "tgi": "Positions past the trained length take the long list, and those before it keep the short one.",
+    }
+    for name, target in TARGETS.items():
+        made = exported(fields, name, 900, source)
+        declared = 1024 if name == "exllamav3" else 900  # the configuration chooses the list there
+        assert made.differences == [names.get(name, FIXED.format(declared))]
+        assert replace(made, differences=[]) == target.unchanged(900)
+        within = exported(fields, name, 256, source)
+        assert within.differences == ([FIXED.format(1024)] if name == "exllamav3" else [])
+
+
+@pytest.mark.parametrize("fields", ["default", DYNAMIC], ids=["default", "dynamic"])
+def test_own_dynamic_is_fixed_at_start_up_by_two_systems(fields: str | Fields) -> None:
+    """Within the trained length it scales nothing here."""
+    source = shipped(DYNAMIC, max_position_embeddings=256)
+    for name, target in TARGETS.items():
+        made = exported(fields, name, 200, source)
+        assert made.differences == ([FIXED.format(1024)] if name in ("vllm", "sglang") else [])
+        if name != "exllamav3":
+            assert replace(made, differences=[]) == target.unchanged(200)
+    scaled = json.loads(json.dumps(exported(fields, "exllamav3", 200, source).config["rope_scaling"]))
+    assert scaled == {"rope_type": "default"}  # it refuses the type "dynamic"
+
+
+def test_llama_cpp_refuses_what_a_gguf_file_keeps() -> None:
+    for text in ("yarn:8", "linear:4"):
+        with pytest.raises(NotExpressible, match="whole scores of latent attention"):
+            exported(text, "llama.cpp", 900, LATENT)
+    assert exported("ntk:4", "llama.cpp", 900, LATENT).arguments[:2] == ["--rope-scaling", "none"]
+    ministral = replace(PLAIN, own={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0})
+    with pytest.raises(NotExpressible, match="mscale_all_dim"):
+        exported("yarn:4", "llama.cpp", 900, ministral)
+    assert exported("linear:4", "llama.cpp", 900, ministral).differences == []
+
+
+def test_llama_cpp_gets_options_in_place_of_entries_of_the_file() -> None:
+    arguments = exported("yarn:8", "llama.cpp", 900, GPT_OSS).arguments
+    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert (given["--yarn-beta-fast"], given["--yarn-beta-slow"]) == ("32", "1")
+    source = replace(PLAIN, own={**YARN, "attention_factor": 1.5})
+    arguments = exported("ntk:4", "llama.cpp", 900, source).arguments
+    assert arguments[arguments.index("--yarn-attn-factor") + 1] == "1"
+    assert "--yarn-attn-factor" not in exported("yarn:8", "llama.cpp", 900, source).arguments
+    assert "truncate false" in exported("default", "llama.cpp", 900, GPT_OSS).differences[0]
