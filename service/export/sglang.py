@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from typing import Any, ClassVar
 
@@ -19,6 +18,7 @@ from service.export.target import (
     fixed,
     has_one_list,
     maximum,
+    with_attn_factor,
     with_mscales,
     written_out,
 )
@@ -40,12 +40,15 @@ class SGLang(Target):
         form = first(wanted, TYPES, lambda form: fits(form, wanted))
         # Its code of DeepSeek takes every form for its own kind of YaRN, a base alone as well.
         written = written_out(form, wanted.length) if wanted.geometry.latent else with_mscales(form, wanted.length)
-        parameters = _cleared(in_configuration(_with_attn_factor(written), wanted.own), wanted)
+        parameters = _cleared(in_configuration(with_attn_factor(written), wanted.own), wanted)
         # A longer --context-length than max_position_embeddings is refused. A factor counts without a trained length.
         longest = wanted.length if TRAINED in parameters else maximum(form, wanted.length)
         overrides = {"rope_parameters": parameters, "max_position_embeddings": longest}
         arguments = ["--json-model-override-args", json.dumps(overrides), *self.unchanged(wanted.length).arguments]
         return Expression(overrides, arguments, _differences(form, wanted))
+
+    def own(self, wanted: Wanted) -> Expression:
+        return self.express(wanted) if wanted.own_attention_factor else super().own(wanted)
 
     def unchanged(self, length: int) -> Expression:
         return Expression({}, ["--context-length", str(length)])
@@ -59,14 +62,6 @@ class SGLang(Target):
 
     def adapter(self, name: str, folder: str) -> tuple[list[str], str]:
         return ["--enable-lora", "--lora-paths", f"{name}={folder}"], f"{folder} is that of the adapter."
-
-
-def _with_attn_factor(form: Form) -> dict[str, Any]:
-    """``attn_factor`` multiplies 0.1 ln(factor) + 1; SGLang does not read ``attention_factor``."""
-    changed = dict(form)
-    if form["rope_type"] == RopeType.YARN and "attention_factor" in form:
-        changed["attn_factor"] = changed.pop("attention_factor") / (0.1 * math.log(form["factor"]) + 1.0)
-    return changed
 
 
 def _cleared(parameters: dict[str, Any], wanted: Wanted) -> dict[str, Any]:

@@ -49,6 +49,11 @@ class Wanted:
         return rope_parameters(self.resolved, self.geometry, self.length)
 
     @property
+    def own_attention_factor(self) -> bool:
+        """True for a checkpoint with YaRN and ``attention_factor``, which vLLM and SGLang do not read."""
+        return self.own.get("rope_type") == RopeType.YARN and self.own.get("attention_factor") is not None
+
+    @property
     def by_length(self) -> Form:
         """The most specific form of an encoding that depends on the length; a plain one where there is none."""
         plain = {"rope_type": RopeType.DEFAULT}
@@ -180,6 +185,14 @@ def with_mscales(form: Form, length: int) -> dict[str, Any]:
     if has_one_list(form):
         kept["original_max_position_embeddings"] = length
     return kept | dict.fromkeys(("short_mscale", "long_mscale"), form["attention_factor"])
+
+
+def with_attn_factor(form: Form) -> dict[str, Any]:
+    """YaRN with the factor on cos and sin that vLLM and SGLang read: ``attn_factor`` multiplies 0.1 ln(factor) + 1."""
+    changed = dict(form)
+    if form["rope_type"] == RopeType.YARN and "attention_factor" in form:
+        changed["attn_factor"] = changed.pop("attention_factor") / (0.1 * math.log(form["factor"]) + 1.0)
+    return changed
 
 
 def number(value: float) -> str:

@@ -16,6 +16,7 @@ from service.export.target import (
     fixed,
     fixed_for,
     maximum,
+    with_attn_factor,
     with_mscales,
     within_reach,
     written_out,
@@ -25,6 +26,7 @@ OF_YARN = {RopeType.DEFAULT, RopeType.YARN}
 """Types of models whose code has a kind of YaRN only: gpt_oss.py and deepseek_v2.py in vllm/model_executor/models."""
 
 GPT_OSS = "gpt_oss"
+MSCALES = {"mscale", "mscale_all_dim"}
 
 # vllm/model_executor/layers/rotary_embedding/__init__.py. Its "dynamic" is fixed at start-up, as a base alone is.
 TYPES = {RopeType.DEFAULT, RopeType.LINEAR, RopeType.YARN, RopeType.LLAMA3, RopeType.LONGROPE}
@@ -38,11 +40,17 @@ class VLLM(Target):
 
     def express(self, wanted: Wanted) -> Expression:
         form = _form(wanted)
-        parameters = in_configuration(with_mscales(form, wanted.length), wanted.own)
+        parameters = in_configuration(with_attn_factor(with_mscales(form, wanted.length)), wanted.own)
         # A longer --max-model-len than max_position_embeddings, times a linear factor, is refused.
         overrides = {"rope_parameters": parameters, "max_position_embeddings": maximum(form, wanted.length)}
         arguments = ["--hf-overrides", json.dumps(overrides), *self.unchanged(wanted.length).arguments]
         return Expression(overrides, arguments, fixed(wanted))
+
+    def own(self, wanted: Wanted) -> Expression:
+        # Its YaRN reads DeepSeek's pair for latent attention only.
+        pair = not wanted.geometry.latent and wanted.own.keys() & MSCALES
+        changed = wanted.own.get("rope_type") == RopeType.YARN and (wanted.own_attention_factor or pair)
+        return self.express(wanted) if changed else super().own(wanted)
 
     def unchanged(self, length: int) -> Expression:
         return Expression({}, ["--max-model-len", str(length)])

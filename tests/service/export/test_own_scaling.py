@@ -103,6 +103,22 @@ def test_vllm_reads_yarn_alone_for_gpt_oss() -> None:
             exported(text, "vllm", 900, GPT_OSS)
 
 
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_a_factor_on_cos_and_sin_has_the_name_that_they_read(name: str) -> None:
+    """``get_rope`` of both has ``attn_factor`` among YaRN's entries, and no ``attention_factor``."""
+    asked = scaling("yarn:factor=4,attention_factor=1.5", name, PLAIN)
+    assert "attention_factor" not in asked
+    assert mscale_of_sglang(asked) == pytest.approx(1.5)
+    own = shipped({**YARN, "attention_factor": 1.5})
+    assert mscale_of_sglang(scaling("default", name, own)) == pytest.approx(1.5)
+    assert exported("default", name, 900, shipped(YARN)).config == {}
+
+
+def test_vllm_gets_the_factor_of_a_pair_that_it_passes_over() -> None:
+    ministral = shipped({**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "ministral3")
+    assert mscale_of_sglang(scaling("default", "vllm", ministral)) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("fields", ["default", LISTS], ids=["default", "lists"])
 def test_own_lists_by_length_name_the_choice_of_each_system(fields: str | Fields) -> None:
     source = shipped(LISTS)
