@@ -15,7 +15,9 @@ from service.api.store import store_of, stored
 from service.errors import ApiError, bad_request
 from service.evaluation.catalogue import plan_of
 from service.evaluation.request import EvaluationRequest
+from service.jobs.address import setup_of
 from service.jobs.records import JobInfo
+from service.jobs.storage.terms import Terms
 
 IdempotencyKey = Annotated[
     str | None,
@@ -55,8 +57,9 @@ async def submit(body: EvaluationRequest, request: Request, key: str | None) -> 
     log_prompts(request, body.texts())
     await rate.charge(plan.tokens)
     names = sorted({unit.subject.model for unit in plan.units})
+    terms = Terms(setup_of({name: state.models.get(name).fingerprint for name in names}), key)
     size = {"units": plan.cost.units, "tokens": plan.tokens}
-    job = await stored(request, store.add, tenant, body, models=names, idempotency_key=key, **size)
+    job = await stored(request, store.add, tenant, body, models=names, terms=terms, **size)
     runner.notify()
     return accepted(job, request)
 

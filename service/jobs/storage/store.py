@@ -24,6 +24,9 @@ from service.jobs.storage.numbers import give_number
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownCursor, UnknownJob
 from service.jobs.storage.results import Packed
+from service.jobs.storage.setups import ACCEPTED_S
+from service.jobs.storage.terms import ANY, Terms
+from service.jobs.storage.units import now
 from service.policy.policy import Policy
 
 ID = re.compile(r"[0-9a-f]{32}")
@@ -61,10 +64,10 @@ class JobStore:
         models: list[str],
         units: int,
         tokens: int,
-        idempotency_key: str | None = None,
+        terms: Terms = ANY,
     ) -> JobInfo:
-        """Queue what ``request`` asks for; ``models`` are the served ones that its units run on. The job that
-        ``idempotency_key`` made before is returned as it is.
+        """Queue what ``request`` asks for; ``models`` are the served ones that its units run on. The job that the key
+        of ``terms`` made before is returned as it is.
 
         Raises:
             IdempotencyMismatch: when that one was another request.
@@ -80,18 +83,21 @@ class JobStore:
             units_total=units,
             tokens_total=tokens,
             added_by=str(self.owner),
-            idempotency_key=idempotency_key,
+            setup=terms.setup,
+            idempotency_key=terms.idempotency_key,
             request=(body := body_of(request)),
             request_bytes=len(written(body).encode()),
         )
         try:
             with self.database.writing() as session:
                 give_number(session, job)
+                job.lease_until = now(session, ACCEPTED_S)
                 session.add(job)
                 session.flush()
                 return self._info(session, job, job.request)
         except IntegrityError:
-            found = self.submitted(tenant, request, idempotency_key) if idempotency_key else None
+            key = terms.idempotency_key
+            found = self.submitted(tenant, request, key) if key else None
             if found is None:
                 raise
             return found
@@ -176,7 +182,7 @@ class JobStore:
             if job.state in ENDED_EARLY:
                 session.execute(delete(StoredResult).where(StoredResult.job == job.number))  # it was partial
                 job.state, job.finished_at, job.error, job.claims = "queued", None, None, 0
-                job.added_by = str(self.owner)
+                job.added_by, job.lease_until = str(self.owner), now(session, ACCEPTED_S)
             return self._info(session, job, job.request)
 
     def remove(self, tenant: str, job_id: str) -> None:
