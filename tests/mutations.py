@@ -361,6 +361,8 @@ JOBS = [
              (UNITS,)),
     Mutation("other weights plan a waiting job", "service/jobs", "Job.setup.not_in(self.others)",
              "Job.setup.is_not(None)", (SETUPS,)),
+    Mutation("a server fails what another can plan", "service/jobs", "job.setup in seen.alive and", "False and",
+             (SETUPS,)),
     Mutation("another plan is not left alone", "service/jobs", "self._other_plans[number] = plan", "pass", (UNITS,)),
     Mutation("outcomes shared between tenants", "service/jobs", '"tenant": tenant,\n', '"tenant": "",\n', (ADDRESS,)),
     Mutation("the encoding is not in the address", "service/jobs", '"encoding": encoding(unit),',

@@ -50,12 +50,13 @@ class Recorded(Enum):
 
 @dataclass(frozen=True)
 class Claimed:
-    """A job that this process works on."""
+    """A job that this process works on. ``others_may``: another process accepted it, and one of its setup lives."""
 
     number: int
     id: str
     tenant: str
     request: dict[str, Any]
+    others_may: bool = False
 
 
 class Taken(NamedTuple):
@@ -131,10 +132,26 @@ class JobQueue:
             units.delete_unfinished(session, number)
             self._other_plans.pop(number, None)
             job = session.get_one(Job, number, options=[undefer(Job.request)])
+            others_may = job.setup in seen.alive and job.added_by != self._owner
             job.setup = self._setups.of(job.models)
             if give_up_if_stuck(session, job):
                 return None
-            return Claimed(number, job.id, job.tenant, job.request)
+            return Claimed(number, job.id, job.tenant, job.request, others_may)
+
+    def refuse(self, number: int) -> None:
+        """Leave a job that this process cannot plan to others of its setup. Its limits or its memory are smaller. The
+        job is left alone until none of them lives.
+
+        Raises:
+            LeaseLost: when the job is another's by now.
+        """
+        with self._database.writing() as session:
+            job = self._owned(session, number)
+            job.state, job.owner, job.claims = "queued", None, max(0, job.claims - 1)
+            job.lease_until = now(session, self._lease_s)
+            if not job.last_unit:
+                job.started_at = None
+            self._setups.refused[number] = job.setup or ""
 
     def begin(self, number: int, keys: Sequence[str], cost: Cost) -> set[int]:
         """Note the plan's cost; returns the positions that are finished already.

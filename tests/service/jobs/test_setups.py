@@ -6,11 +6,16 @@ from datetime import timedelta
 
 from sqlalchemy import select, update
 
+from service.evaluation.perplexity.request import PerplexityRequest
+from service.jobs.address import setup_of
 from service.jobs.database.tables import Job
+from service.jobs.storage.abandoned import MOST_CLAIMS
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.store import JobStore
+from service.jobs.storage.terms import Terms
 from tests.service.jobs.adding import LEASE_S, add, enter, queue_of
+from tests.service.jobs.bench import Bench, body, only_sqlite
 
 
 def server(store: JobStore, weights: str, name: str = "") -> JobQueue:
@@ -69,3 +74,55 @@ def test_a_planned_job_is_joined_or_left_by_its_plan(store: JobStore) -> None:
     assert like.claim(1) is not None
     enter(like, 1, range(6))
     assert other.waiting("tiny", ()) == {"anna": 1}, "the runner makes its own plan and compares"
+
+
+def test_a_job_that_a_server_cannot_plan_waits_for_another_of_its_setup(store: JobStore) -> None:
+    add(store, weights="ours")
+    like, smaller = server(store, "ours"), server(store, "ours", "smaller")
+    for _ in range(2 * MOST_CLAIMS):
+        refused = queue_of(store, owner=Owner("elsewhere", 1, 0.0, "restarts"), weights="ours")
+        claimed = refused.claim(1)
+        assert claimed is not None
+        refused.refuse(1)
+    claimed = smaller.claim(1)
+    assert claimed is not None
+    assert claimed.others_may
+    smaller.refuse(1)
+    for _ in range(3):
+        assert smaller.waiting("tiny", ()) == {}
+        age(store)
+        like.hold()
+    for _ in range(2):
+        assert smaller.claim(1) is None
+        age(store, LEASE_S / 2)
+        smaller.hold()
+    last = smaller.claim(1)
+    assert last is not None
+    assert not last.others_may, "nobody else is left to plan it"
+
+
+@only_sqlite
+async def test_a_server_of_smaller_limits_fails_no_job_of_another(bench: Bench) -> None:
+    elsewhere = JobStore(str(bench.store.database.engine.url))
+    setup = setup_of({"tiny": bench.models.default.fingerprint})
+    request = PerplexityRequest.model_validate(body())
+    sizes = {"models": ["tiny"], "units": 6, "tokens": 384}
+    job = elsewhere.add("anna", request, terms=Terms(setup), **sizes)
+    own = bench.add(methods=[{"method": "default"}])
+    async with bench.running(max_scored_tokens=200):
+        await bench.ended(own)
+        assert bench.store.get("anna", job.id).state == "queued"
+        async with bench.running(elsewhere):
+            (done,) = await bench.ended(job.id)
+    assert done.error is None
+    elsewhere.close()
+
+
+@only_sqlite
+async def test_a_server_fails_what_it_has_accepted_and_cannot_plan(bench: Bench) -> None:
+    setup = setup_of({"tiny": bench.models.default.fingerprint})
+    request = PerplexityRequest.model_validate(body())
+    job = bench.store.add("anna", request, models=["tiny"], units=6, tokens=384, terms=Terms(setup))
+    async with bench.running(max_scored_tokens=200):
+        (failed,) = await bench.ended(job.id)
+    assert failed.state == "failed"
