@@ -37,7 +37,15 @@ from service.errors import (
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.scoring.token_scores import NotANumber
 from service.jobs.database.opening import StoreOutOfReach
-from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownCursor, UnknownJob
+from service.jobs.storage.refusals import (
+    IdempotencyMismatch,
+    JobDone,
+    JobUnfinished,
+    TooManyJobBytes,
+    TooManyJobs,
+    UnknownCursor,
+    UnknownJob,
+)
 from service.models.parallel import LOST
 from service.models.registry import UnknownModel
 from service.sharing.admission import QueueFull, TooLarge
@@ -89,6 +97,8 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     IdempotencyMismatch: lambda error: ApiError(422, str(error), code="idempotency_mismatch", param="Idempotency-Key"),
     JobDone: lambda error: ApiError(409, str(error), code="job_done"),
     JobUnfinished: lambda error: ApiError(409, str(error), code="job_unfinished"),
+    TooManyJobs: lambda error: ApiError(429, str(error), code="too_many_jobs"),
+    TooManyJobBytes: lambda error: ApiError(429, str(error), code="too_many_job_bytes"),
     QueueFull: lambda error: ApiError(429, f"the queue is full: {error}", code="queue_full"),
     SlotsExhausted: lambda error: ApiError(503, str(error), code="slots_exhausted"),
     EngineStopping: lambda error: shutting_down(),

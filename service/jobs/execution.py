@@ -108,7 +108,7 @@ class Execution:
         return self._jobs.active.get(number)
 
     async def _leave_to_acceptor(self, claimed: Claimed, error: Exception) -> None:
-        """Leave a job that has no plan here to a server that can plan it, such as the one that accepted it."""
+        """Leave a job that cannot be planned here to the server that accepted it, or to one like that."""
         log.info("job_left_to_others", job=claimed.id, why=str(error))
         with suppress(LeaseLost):
             await self._store_call(self._queue.refuse, claimed.number)

@@ -12,7 +12,7 @@ from service.api.encodings.auto import with_methods
 from service.api.jobs.lookup import linked, runner_of
 from service.api.quotas import TokenRate, log_prompts
 from service.api.store import store_of, stored
-from service.errors import ApiError, bad_request
+from service.errors import bad_request
 from service.evaluation.catalogue import plan_of
 from service.evaluation.request import EvaluationRequest
 from service.jobs.address import setup_of
@@ -35,7 +35,8 @@ async def submit(body: EvaluationRequest, request: Request, key: str | None) -> 
     """202 and the job, after everything about the request has been checked.
 
     Raises:
-        ApiError: 400 for an option that a job cannot have, 429 for too many unfinished jobs or tokens a minute.
+        ApiError: 400 for an option that a job cannot have, 429 for too many tokens a minute.
+        TooManyJobs, TooManyJobBytes: without room for the job, also where others of the tenant took it meanwhile.
         IdempotencyMismatch: for a key that made another job.
         UnknownModel, InvalidEvaluation: from the plan.
     """
@@ -48,34 +49,29 @@ async def submit(body: EvaluationRequest, request: Request, key: str | None) -> 
     if key is not None and (made := await stored(request, store.submitted, tenant, body, key)):
         return accepted(made, request)
     state = request.app.state
-    rate = await room_for_a_job(request)
-    most_bytes = state.settings.max_job_bytes
-    if await stored(request, store.bytes_of, tenant) >= most_bytes:
-        message = f"requests of this API key's jobs take up {most_bytes} bytes, the most: forget some that have ended"
-        raise ApiError(429, message, code="too_many_job_bytes")
+    terms = Terms(most_jobs=state.settings.max_jobs, most_bytes=state.settings.max_job_bytes, idempotency_key=key)
+    rate = await room_for_a_job(request, terms)
     plan = await state.workers.run(plan_of, body, state.models, state.settings)
     log_prompts(request, body.texts())
     await rate.charge(plan.tokens)
     names = sorted({unit.subject.model for unit in plan.units})
-    terms = Terms(setup_of({name: state.models.get(name).fingerprint for name in names}), key)
+    terms = terms._replace(setup=setup_of({name: state.models.get(name).fingerprint for name in names}))
     size = {"units": plan.cost.units, "tokens": plan.tokens}
     job = await stored(request, store.add, tenant, body, models=names, terms=terms, **size)
     runner.notify()
     return accepted(job, request)
 
 
-async def room_for_a_job(request: Request) -> TokenRate:
+async def room_for_a_job(request: Request, terms: Terms) -> TokenRate:
     """The rate that its tokens are to be charged to.
 
     Raises:
-        ApiError: 429 for too many unfinished jobs of the tenant, or tokens a minute.
+        ApiError: 429 for too many tokens a minute.
+        TooManyJobs, TooManyJobBytes: when the tenant has no room for it now.
     """
-    state = request.app.state
-    rate: TokenRate = state.token_rate
+    rate: TokenRate = request.app.state.token_rate
     await rate.check()
-    most = state.settings.max_jobs
-    if await stored(request, store_of(request).unfinished, context.current().tenant) >= most:
-        raise ApiError(429, f"{most} unfinished jobs of this API key are the most", code="too_many_jobs")
+    await stored(request, store_of(request).check_room, context.current().tenant, terms)
     return rate
 
 

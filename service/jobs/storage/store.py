@@ -25,7 +25,7 @@ from service.jobs.storage.owner import Owner
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownCursor, UnknownJob
 from service.jobs.storage.results import Packed
 from service.jobs.storage.setups import ACCEPTED_S
-from service.jobs.storage.terms import ANY, Terms
+from service.jobs.storage.terms import ANY, Terms, alone
 from service.jobs.storage.units import now
 from service.policy.policy import Policy
 
@@ -71,6 +71,7 @@ class JobStore:
 
         Raises:
             IdempotencyMismatch: when that one was another request.
+            TooManyJobs, TooManyJobBytes: when the tenant has no room for it.
         """
         job = Job(
             id=context.new_id(),
@@ -94,6 +95,8 @@ class JobStore:
                 job.lease_until = now(session, ACCEPTED_S)
                 session.add(job)
                 session.flush()
+                alone(session, tenant)
+                terms.check(session, tenant, without=job.number)
                 return self._info(session, job, job.request)
         except IntegrityError:
             key = terms.idempotency_key
@@ -147,14 +150,6 @@ class JobStore:
                 query = query.where(Job.number < _job(session, tenant, before, missing=UnknownCursor).number)
             return [self._info(session, job, asked or {}, in_flight) for job, asked in session.execute(query)]
 
-    def unfinished(self, tenant: str | None = None) -> int:
-        """Jobs of ``tenant``, or of all, that are queued or running."""
-        query = select(func.count()).where(Job.state.in_(UNFINISHED))
-        if tenant is not None:
-            query = query.where(Job.tenant == tenant)
-        with self.database.reading() as session:
-            return session.scalar(query) or 0
-
     def cancel(self, tenant: str, job_id: str) -> JobInfo:
         """End an unfinished job; outcomes of finished units stay. One that has ended stays as it is.
 
@@ -168,18 +163,30 @@ class JobStore:
                 units.delete_unfinished(session, job.number)
             return self._info(session, job, job.request)
 
-    def resume(self, tenant: str, job_id: str) -> JobInfo:
+    def check_room(self, tenant: str, terms: Terms) -> None:
+        """See whether a job of ``tenant`` would be refused, before it is planned.
+
+        Raises:
+            TooManyJobs, TooManyJobBytes: when the tenant has no room for it.
+        """
+        with self.database.reading() as session:
+            terms.check(session, tenant)
+
+    def resume(self, tenant: str, job_id: str, terms: Terms = ANY) -> JobInfo:
         """Queue a cancelled or failed job again: what is finished of it stays finished. One that has not ended stays
         as it is.
 
         Raises:
             UnknownJob: when ``tenant`` has no such job; JobDone when nothing is left of it to do.
+            TooManyJobs: when the tenant has no room for it.
         """
         with self.database.writing() as session:
+            alone(session, tenant)
             job = _job(session, tenant, job_id, for_update=True)
             if job.state == "done":
                 raise JobDone(job_id)
             if job.state in ENDED_EARLY:
+                terms.check(session, tenant, without=job.number)
                 session.execute(delete(StoredResult).where(StoredResult.job == job.number))  # it was partial
                 job.state, job.finished_at, job.error, job.claims = "queued", None, None, 0
                 job.added_by, job.lease_until = str(self.owner), now(session, ACCEPTED_S)
@@ -196,12 +203,6 @@ class JobStore:
             if job.state in UNFINISHED:
                 raise JobUnfinished(job_id)
             session.execute(delete(Job).where(Job.number == job.number))
-
-    def bytes_of(self, tenant: str) -> int:
-        """Bytes of the requests of all jobs of ``tenant``."""
-        query = select(func.sum(Job.request_bytes)).where(Job.tenant == tenant)
-        with self.database.reading() as session:
-            return session.scalar(query) or 0
 
     def done_units(self, job_id: str, after: int = 0) -> list[UnitDone]:  # type: ignore[valid-type]
         """Finished units with numbers above ``after``."""

@@ -26,9 +26,9 @@ DATA = pack({"nll": np.arange(3.0)})
 def add(
     store: JobStore, tenant: str = "anna", models: tuple[str, ...] = ("tiny",), key: str | None = None, **fields: Any
 ) -> JobInfo:
-    """A job; ``weights`` are those of the server that takes its request."""
-    weights = fields.pop("weights", None)
-    terms = Terms(weights and setup_of(dict.fromkeys(models, weights)), key)
+    """A job; ``weights`` are those of the server that takes its request, on these ``terms``."""
+    weights, terms = fields.pop("weights", None), fields.pop("terms", None)
+    terms = terms or Terms(weights and setup_of(dict.fromkeys(models, weights)), key)
     request = PerplexityRequest.model_validate(body(**fields))
     return store.add(tenant, request, models=list(models), units=6, tokens=384, terms=terms)
 
