@@ -42,6 +42,8 @@ from service.jobs.storage.refusals import (
     JobDone,
     JobUnfinished,
     ResultDamaged,
+    TooManyJobBytes,
+    TooManyJobs,
     UnknownCursor,
     UnknownJob,
 )
@@ -97,6 +99,8 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     JobDone: lambda error: ApiError(409, str(error), code="job_done"),
     JobUnfinished: lambda error: ApiError(409, str(error), code="job_unfinished"),
     ResultDamaged: lambda error: ApiError(409, str(error), code="result_damaged"),
+    TooManyJobs: lambda error: ApiError(429, str(error), code="too_many_jobs"),
+    TooManyJobBytes: lambda error: ApiError(429, str(error), code="too_many_job_bytes"),
     QueueFull: lambda error: ApiError(429, f"the queue is full: {error}", code="queue_full"),
     SlotsExhausted: lambda error: ApiError(503, str(error), code="slots_exhausted"),
     EngineStopping: lambda error: shutting_down(),

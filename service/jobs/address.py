@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,6 +39,11 @@ class Addresses:
                 "job": job_id,
             }
         )
+
+
+def setup_of(fingerprints: Mapping[str, str]) -> str:
+    """SHA-256 in hex of the models that a job needs, by name, and of our code: outcomes elsewhere may differ."""
+    return _digest({"models": fingerprints, "code": code_version()})
 
 
 def _digest(value: object) -> str:

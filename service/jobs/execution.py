@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 import structlog
@@ -100,8 +101,18 @@ class Execution:
             self._jobs.forget(number)
             raise
         except Exception as error:
-            await self._fail(number, claimed.id, error)
+            if claimed.others_may and number not in self._jobs.active:
+                await self._leave_to_acceptor(claimed, error)
+            else:
+                await self._fail(number, claimed.id, error)
         return self._jobs.active.get(number)
+
+    async def _leave_to_acceptor(self, claimed: Claimed, error: Exception) -> None:
+        """Leave a job that cannot be planned here to the server that accepted it, or to one like that."""
+        log.info("job_left_to_others", job=claimed.id, why=str(error))
+        with suppress(LeaseLost):
+            await self._store_call(self._queue.refuse, claimed.number)
+        self._jobs.forget(claimed.number)
 
     async def _join(self, number: int, plan: str) -> ActiveJob | None:
         """Plan a job that others work on; None where this process makes another plan of it."""

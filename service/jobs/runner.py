@@ -61,7 +61,7 @@ class JobRunner:
         calls: StoreCalls,
         as_api_error: Callable[[Exception], ApiError],
     ) -> None:
-        served = {model.name for model in models}
+        served = {model.name: model.fingerprint for model in models}
         self._models, self._settings, self._calls = models, settings, calls
         only_own, lease_s = not settings.resume_jobs, settings.lease_s
         self._queue = JobQueue(store.database, store.owner, served, only_own=only_own, lease_s=lease_s)
@@ -140,6 +140,7 @@ class JobRunner:
             leased = frozenset(self._jobs.leased)
             try:
                 still = await self._store_call(self._queue.beat, leased, self._jobs.progress()) if leased else set()
+                await self._store_call(self._queue.hold)
                 if time.monotonic() - pruned >= PRUNE_S:
                     pruned = time.monotonic()
                     await self._prune()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import Header, Request
@@ -12,10 +13,12 @@ from service.api.encodings.auto import with_methods
 from service.api.jobs.lookup import linked, runner_of
 from service.api.quotas import TokenRate, log_prompts
 from service.api.store import store_of, stored
-from service.errors import ApiError, bad_request
+from service.errors import bad_request
 from service.evaluation.catalogue import plan_of
 from service.evaluation.request import EvaluationRequest
+from service.jobs.address import setup_of
 from service.jobs.records import JobInfo
+from service.jobs.storage.terms import Terms
 
 IdempotencyKey = Annotated[
     str | None,
@@ -33,7 +36,8 @@ async def submit(body: EvaluationRequest, request: Request, key: str | None) -> 
     """202 and the job, after everything about the request has been checked.
 
     Raises:
-        ApiError: 400 for an option that a job cannot have, 429 for too many unfinished jobs or tokens a minute.
+        ApiError: 400 for an option that a job cannot have, 429 for too many tokens a minute.
+        TooManyJobs, TooManyJobBytes: without room for the job, also where others of the tenant took it meanwhile.
         IdempotencyMismatch: for a key that made another job.
         UnknownModel, InvalidEvaluation: from the plan.
     """
@@ -46,33 +50,35 @@ async def submit(body: EvaluationRequest, request: Request, key: str | None) -> 
         return accepted(made, request)
     body = await with_methods(body, request)
     state = request.app.state
-    rate = await room_for_a_job(request)
-    most_bytes = state.settings.max_job_bytes
-    if await stored(request, store.bytes_of, tenant) >= most_bytes:
-        message = f"requests of this API key's jobs take up {most_bytes} bytes, the most: forget some that have ended"
-        raise ApiError(429, message, code="too_many_job_bytes")
+    terms = Terms(most_jobs=state.settings.max_jobs, most_bytes=state.settings.max_job_bytes, idempotency_key=key)
+    rate = await room_for_a_job(request, terms)
     plan = await state.workers.run(plan_of, body, state.models, state.settings)
     log_prompts(request, body.texts())
     await rate.charge(plan.tokens)
     names = sorted({unit.subject.model for unit in plan.units})
+    terms = terms._replace(setup=setup_here(request, names))
     size = {"units": plan.cost.units, "tokens": plan.tokens}
-    job = await stored(request, store.add, tenant, body, models=names, idempotency_key=key, **size)
+    job = await stored(request, store.add, tenant, body, models=names, terms=terms, **size)
     runner.notify()
     return accepted(job, request)
 
 
-async def room_for_a_job(request: Request) -> TokenRate:
+def setup_here(request: Request, names: Sequence[str]) -> str | None:
+    """The setup of this server for a job on the models ``names``; None unless it serves all of them."""
+    served = {model.name: model.fingerprint for model in request.app.state.models}
+    return setup_of({name: served[name] for name in names}) if served.keys() >= set(names) else None
+
+
+async def room_for_a_job(request: Request, terms: Terms) -> TokenRate:
     """The rate that its tokens are to be charged to.
 
     Raises:
-        ApiError: 429 for too many unfinished jobs of the tenant, or tokens a minute.
+        ApiError: 429 for too many tokens a minute.
+        TooManyJobs, TooManyJobBytes: when the tenant has no room for it now.
     """
-    state = request.app.state
-    rate: TokenRate = state.token_rate
+    rate: TokenRate = request.app.state.token_rate
     await rate.check()
-    most = state.settings.max_jobs
-    if await stored(request, store_of(request).unfinished, context.current().tenant) >= most:
-        raise ApiError(429, f"{most} unfinished jobs of this API key are the most", code="too_many_jobs")
+    await stored(request, store_of(request).check_room, context.current().tenant, terms)
     return rate
 
 

@@ -24,7 +24,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from service.jobs.records import JobState
 
-VERSION = "0005"
+VERSION = "0006"
 """The newest migration. A database of this version is opened without Alembic, whose import takes a while."""
 
 BigId = BigInteger().with_variant(Integer, "sqlite")
@@ -73,9 +73,10 @@ class Job(Base):
 
     ``models`` is the JSON list of the served models that it needs, sorted. ``owner`` is the process that plans or
     completes it; a planned job has none. ``plan`` is the digest of its units' keys. Processes with another plan leave
-    the job alone until ``lease_until``. ``added_by`` is the process that took the request. ``claims`` counts how often
-    a process left it unfinished since a unit was last finished; ``last_unit`` is the highest number that a finished
-    unit of it ever had.
+    the job alone until ``lease_until``. ``added_by`` is the process that took the request. ``setup`` is the digest of
+    its code and models. A server of another setup plans the job when none of this one is left. ``claims`` counts how
+    often a process left it unfinished since a unit was last finished; ``last_unit`` is the highest number that a
+    finished unit of it ever had.
     ``idempotency_key`` is what its tenant called the submission, if anything. ``request_bytes`` is what the request
     takes up.
     """
@@ -108,6 +109,7 @@ class Job(Base):
     owner: Mapped[str | None] = mapped_column(Text)
     lease_until: Mapped[datetime | None] = mapped_column(Moment)
     plan: Mapped[str | None] = mapped_column(String(64))
+    setup: Mapped[str | None] = mapped_column(String(64))
     claims: Mapped[int] = mapped_column(default=0)
     last_unit: Mapped[int] = mapped_column(default=0)
     idempotency_key: Mapped[str | None] = mapped_column(String(255))

@@ -8,14 +8,13 @@ next stage or its result.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, true, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, undefer
 
@@ -29,6 +28,7 @@ from service.jobs.storage.abandoned import free_abandoned, give_up_if_stuck, is_
 from service.jobs.storage.outcomes import changed
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.results import Packed
+from service.jobs.storage.setups import Seen, Setups
 from service.jobs.storage.units import ClaimedUnit, Finished, now
 
 PLANNED = exists().where(UnfinishedUnit.job == Job.number)
@@ -50,12 +50,13 @@ class Recorded(Enum):
 
 @dataclass(frozen=True)
 class Claimed:
-    """A job that this process works on."""
+    """A job that this process works on. ``others_may``: another process accepted it, and one of its setup lives."""
 
     number: int
     id: str
     tenant: str
     request: dict[str, Any]
+    others_may: bool = False
 
 
 class Taken(NamedTuple):
@@ -66,13 +67,13 @@ class Taken(NamedTuple):
 
 
 class JobQueue:
-    """The jobs that a process serving the models ``served`` may work on; ``only_own`` leaves out what others added.
-    Leases last ``lease_s`` seconds."""
+    """The jobs that a process may work on. ``served`` are its models with their fingerprints. ``only_own`` leaves out
+    what others added. Leases last ``lease_s`` seconds."""
 
     def __init__(
-        self, database: Database, owner: Owner, served: Collection[str], *, only_own: bool, lease_s: float
+        self, database: Database, owner: Owner, served: Mapping[str, str], *, only_own: bool, lease_s: float
     ) -> None:
-        self._database, self._served, self._only_own = database, frozenset(served), only_own
+        self._database, self._setups, self._only_own = database, Setups(served), only_own
         self._owner, self._lease_s = str(owner), lease_s
         self._other_plans: dict[int, str] = {}
 
@@ -81,32 +82,29 @@ class JobQueue:
         jobs that this process works on; those of ``without`` are left out."""
         free_abandoned(self._database, self._owner, leased)
         with self._database.reading() as session:
-            needed = select(Job.models).where(Job.state.in_(UNFINISHED)).distinct()
-            fitting = [text for text in session.scalars(needed) if self._fits(json.loads(text), model)]
-            if not fitting:
+            seen = self._setups.seen(session, model)
+            if not seen.models:
                 return {}
             row = UnfinishedUnit
             free = exists().where(row.job == Job.number, row.model == model, row.owner.is_(None))
             is_open = and_(Job.state == "running", ~self._left(), free)
-            unplanned = and_(Job.number.not_in(leased), self._unplanned(session))
-            wanted = and_(Job.models.in_(fitting), Job.number.not_in(without), or_(is_open, unplanned))
+            unplanned = and_(Job.number.not_in(leased), self._unplanned(session, seen))
+            wanted = and_(Job.models.in_(seen.models), Job.number.not_in(without), or_(is_open, unplanned))
             if self._only_own:
                 wanted = and_(wanted, Job.added_by == self._owner)
             oldest = select(Job.tenant, func.min(Job.number)).where(wanted).group_by(Job.tenant)
             return dict(session.execute(oldest).all())
 
-    def _fits(self, needed: list[str], model: str) -> bool:
-        return model in needed and self._served.issuperset(needed)
-
-    def _unplanned(self, session: Session) -> ColumnElement[bool]:
-        """True for a job without an owner and a plan that this process shares. A job that this process owns and does
-        not hold was given up after an error."""
+    def _unplanned(self, session: Session, seen: Seen) -> ColumnElement[bool]:
+        """True for a job without an owner and a plan that this process shares. It is not left to servers of another
+        setup. A job that this process owns and does not hold was given up after an error."""
         owners = session.scalars(select(Job.owner).where(Job.state == "running", Job.owner.is_not(None)).distinct())
         gone = [owner for owner in owners if owner is not None and (owner == self._owner or is_gone(owner))]
         lapsed = Job.lease_until < now(session)
         nobody = and_(~PLANNED, or_(Job.owner.is_(None), lapsed, Job.owner.in_(gone)))
         replaced = and_(PLANNED, self._left(), lapsed)
-        return or_(Job.state == "queued", and_(Job.state == "running", or_(nobody, replaced)))
+        free = or_(Job.state == "queued", and_(Job.state == "running", or_(nobody, replaced)))
+        return and_(free, seen.may_plan())
 
     def _left(self) -> ColumnElement[bool]:
         """True for a job with a plan that this process has left to others."""
@@ -116,7 +114,8 @@ class JobQueue:
         """Own a job, to plan it; None when another was quicker or it has ended, also now: after ``MOST_CLAIMS``
         without a finished unit it fails."""
         with self._database.writing() as session:
-            taking = update(Job).where(Job.number == number, self._unplanned(session))
+            seen = self._setups.seen(session)
+            taking = update(Job).where(Job.number == number, self._unplanned(session, seen))
             if self._only_own:
                 taking = taking.where(Job.added_by == self._owner)
             counted = and_(PLANNED, Job.claims > 0)  # when it was planned before; its units count a death since
@@ -133,9 +132,26 @@ class JobQueue:
             units.delete_unfinished(session, number)
             self._other_plans.pop(number, None)
             job = session.get_one(Job, number, options=[undefer(Job.request)])
+            others_may = job.setup in seen.alive and job.added_by != self._owner
+            job.setup = self._setups.of(job.models)
             if give_up_if_stuck(session, job):
                 return None
-            return Claimed(number, job.id, job.tenant, job.request)
+            return Claimed(number, job.id, job.tenant, job.request, others_may)
+
+    def refuse(self, number: int) -> None:
+        """Leave a job that this process cannot plan to others of its setup. Its limits or its memory are smaller. The
+        job is left alone until none of them lives.
+
+        Raises:
+            LeaseLost: when the job is another's by now.
+        """
+        with self._database.writing() as session:
+            job = self._owned(session, number)
+            job.state, job.owner, job.claims = "queued", None, max(0, job.claims - 1)
+            job.lease_until = now(session, self._lease_s)
+            if not job.last_unit:
+                job.started_at = None
+            self._setups.refused[number] = job.setup or ""
 
     def begin(self, number: int, keys: Sequence[str], cost: Cost) -> set[int]:
         """Note the plan's cost; returns the positions that are finished already.
@@ -276,14 +292,27 @@ class JobQueue:
             units.note_progress(session, self._owner, progress or {})
             return still
 
+    def hold(self) -> None:
+        """Renew the leases by which servers of another setup leave waiting jobs alone."""
+        only = Job.added_by == self._owner if self._only_own else true()
+        with self._database.reading() as session:
+            oldest = self._setups.oldest(session, only)
+        if oldest:
+            with self._database.writing() as session:
+                queued = select(Job.number).where(Job.number.in_(oldest), Job.state == "queued").order_by(Job.number)
+                still = list(session.scalars(queued.with_for_update()))
+                session.execute(
+                    update(Job).where(Job.number.in_(still)).values(lease_until=now(session, self._lease_s))
+                )
+
     def release(self, leased: Collection[int] = ()) -> None:
         """Give up everything of this process, in an orderly end: its claims do not count. Jobs that no other process
         works on wait to be planned again."""
         row = UnfinishedUnit
         mine = select(row.job).where(row.owner == self._owner)
         claims = case((Job.claims > 0, Job.claims - 1), else_=0)
-        waits = {"state": "queued", "owner": None, "lease_until": None}
         with self._database.writing() as session:
+            waits = {"state": "queued", "owner": None, "lease_until": now(session, self._lease_s)}
             planning = update(Job).where(Job.owner == self._owner, Job.state == "running")
             session.execute(planning.values(waits | {"claims": claims}))
             shared = and_(Job.state == "running", or_(Job.number.in_(mine), Job.number.in_(leased)))

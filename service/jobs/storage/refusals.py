@@ -52,3 +52,17 @@ class IdempotencyMismatch(ValueError):
 
     def __init__(self, key: str) -> None:
         super().__init__(f"Idempotency-Key {key!r} was used for another request: take a new one for each")
+
+
+class TooManyJobs(RuntimeError):
+    """The tenant may have no more unfinished jobs."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"{most} unfinished jobs of this API key are the most")
+
+
+class TooManyJobBytes(RuntimeError):
+    """Requests of the tenant's jobs may take up no more bytes."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"requests of this API key's jobs take up {most} bytes, the most: forget some that have ended")

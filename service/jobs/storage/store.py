@@ -24,6 +24,9 @@ from service.jobs.storage.numbers import give_number
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownCursor, UnknownJob
 from service.jobs.storage.results import Packed
+from service.jobs.storage.setups import ACCEPTED_S
+from service.jobs.storage.terms import ANY, Terms, alone
+from service.jobs.storage.units import now
 from service.policy.policy import Policy
 
 ID = re.compile(r"[0-9a-f]{32}")
@@ -61,13 +64,14 @@ class JobStore:
         models: list[str],
         units: int,
         tokens: int,
-        idempotency_key: str | None = None,
+        terms: Terms = ANY,
     ) -> JobInfo:
-        """Queue what ``request`` asks for; ``models`` are the served ones that its units run on. The job that
-        ``idempotency_key`` made before is returned as it is.
+        """Queue what ``request`` asks for; ``models`` are the served ones that its units run on. The job that the key
+        of ``terms`` made before is returned as it is.
 
         Raises:
             IdempotencyMismatch: when that one was another request.
+            TooManyJobs, TooManyJobBytes: when the tenant has no room for it.
         """
         job = Job(
             id=context.new_id(),
@@ -80,18 +84,23 @@ class JobStore:
             units_total=units,
             tokens_total=tokens,
             added_by=str(self.owner),
-            idempotency_key=idempotency_key,
+            setup=terms.setup,
+            idempotency_key=terms.idempotency_key,
             request=(body := body_of(request)),
             request_bytes=len(written(body).encode()),
         )
         try:
             with self.database.writing() as session:
                 give_number(session, job)
+                job.lease_until = now(session, ACCEPTED_S)
                 session.add(job)
                 session.flush()
+                alone(session, tenant)
+                terms.check(session, tenant, without=job.number)
                 return self._info(session, job, job.request)
         except IntegrityError:
-            found = self.submitted(tenant, request, idempotency_key) if idempotency_key else None
+            key = terms.idempotency_key
+            found = self.submitted(tenant, request, key) if key else None
             if found is None:
                 raise
             return found
@@ -141,14 +150,6 @@ class JobStore:
                 query = query.where(Job.number < _job(session, tenant, before, missing=UnknownCursor).number)
             return [self._info(session, job, asked or {}, in_flight) for job, asked in session.execute(query)]
 
-    def unfinished(self, tenant: str | None = None) -> int:
-        """Jobs of ``tenant``, or of all, that are queued or running."""
-        query = select(func.count()).where(Job.state.in_(UNFINISHED))
-        if tenant is not None:
-            query = query.where(Job.tenant == tenant)
-        with self.database.reading() as session:
-            return session.scalar(query) or 0
-
     def cancel(self, tenant: str, job_id: str) -> JobInfo:
         """End an unfinished job; outcomes of finished units stay. One that has ended stays as it is.
 
@@ -162,21 +163,34 @@ class JobStore:
                 units.delete_unfinished(session, job.number)
             return self._info(session, job, job.request)
 
-    def resume(self, tenant: str, job_id: str) -> JobInfo:
+    def check_room(self, tenant: str, terms: Terms) -> None:
+        """See whether a job of ``tenant`` would be refused, before it is planned.
+
+        Raises:
+            TooManyJobs, TooManyJobBytes: when the tenant has no room for it.
+        """
+        with self.database.reading() as session:
+            terms.check(session, tenant)
+
+    def resume(self, tenant: str, job_id: str, terms: Terms = ANY) -> JobInfo:
         """Queue a cancelled or failed job again, or one whose result is damaged: what is finished of it stays
         finished. One that has not ended stays as it is.
 
         Raises:
             UnknownJob: when ``tenant`` has no such job; JobDone when nothing is left of it to do.
+            TooManyJobs: when the tenant has no room for it.
         """
         with self.database.writing() as session:
+            alone(session, tenant)
             job = _job(session, tenant, job_id, for_update=True)
             if job.state == "done" and results.is_whole(session, tenant, job.id):
                 raise JobDone(job_id)
             if job.state not in UNFINISHED:
+                terms.check(session, tenant, without=job.number)
                 session.execute(delete(StoredResult).where(StoredResult.job == job.number))  # partial or damaged
                 job.state, job.finished_at, job.error, job.claims = "queued", None, None, 0
-                job.added_by = str(self.owner)
+                job.added_by, job.lease_until = str(self.owner), now(session, ACCEPTED_S)
+                job.setup = terms.setup or job.setup  # weights or code may have changed since
             return self._info(session, job, job.request)
 
     def remove(self, tenant: str, job_id: str) -> None:
@@ -190,12 +204,6 @@ class JobStore:
             if job.state in UNFINISHED:
                 raise JobUnfinished(job_id)
             session.execute(delete(Job).where(Job.number == job.number))
-
-    def bytes_of(self, tenant: str) -> int:
-        """Bytes of the requests of all jobs of ``tenant``."""
-        query = select(func.sum(Job.request_bytes)).where(Job.tenant == tenant)
-        with self.database.reading() as session:
-            return session.scalar(query) or 0
 
     def done_units(self, job_id: str, after: int = 0) -> list[UnitDone]:  # type: ignore[valid-type]
         """Finished units with numbers above ``after``."""

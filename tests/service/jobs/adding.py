@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from service.evaluation.perplexity.request import PerplexityRequest
+from service.jobs.address import setup_of
 from service.jobs.records import JobInfo
 from service.jobs.storage.outcomes import pack
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.store import JobStore
+from service.jobs.storage.terms import Terms
 from service.jobs.storage.units import Finished
 from tests.service.jobs.bench import body
 
@@ -24,14 +26,23 @@ DATA = pack({"nll": np.arange(3.0)})
 def add(
     store: JobStore, tenant: str = "anna", models: tuple[str, ...] = ("tiny",), key: str | None = None, **fields: Any
 ) -> JobInfo:
+    """A job; ``weights`` are those of the server that takes its request, on these ``terms``."""
+    weights, terms = fields.pop("weights", None), fields.pop("terms", None)
+    terms = terms or Terms(weights and setup_of(dict.fromkeys(models, weights)), key)
     request = PerplexityRequest.model_validate(body(**fields))
-    return store.add(tenant, request, models=list(models), units=6, tokens=384, idempotency_key=key)
+    return store.add(tenant, request, models=list(models), units=6, tokens=384, terms=terms)
 
 
 def queue_of(
-    store: JobStore, *served: str, owner: Owner | None = None, only_own: bool = False, lease_s: float = LEASE_S
+    store: JobStore,
+    *served: str,
+    owner: Owner | None = None,
+    only_own: bool = False,
+    lease_s: float = LEASE_S,
+    weights: str = "ours",
 ) -> JobQueue:
-    return JobQueue(store.database, owner or store.owner, served or ("tiny",), only_own=only_own, lease_s=lease_s)
+    models = dict.fromkeys(served or ("tiny",), weights)
+    return JobQueue(store.database, owner or store.owner, models, only_own=only_own, lease_s=lease_s)
 
 
 def unit(position: int, *, key: str | None = None, data: bytes | None = DATA) -> Finished:

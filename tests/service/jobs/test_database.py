@@ -22,7 +22,9 @@ from sqlalchemy import text
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.jobs.database.opening import VERSION_TABLE, Database, StoreUnusable, _config, default_url
 from service.jobs.database.tables import VERSION, Base
+from service.jobs.storage.refusals import TooManyJobBytes
 from service.jobs.storage.store import JobStore
+from service.jobs.storage.terms import Terms
 from tests.conftest import ROOT as REPOSITORY
 from tests.forks.process import forked
 from tests.service.jobs import server
@@ -71,6 +73,7 @@ def test_jobs_of_the_first_version_are_kept(url: str) -> None:
         connection.execute(text("DROP TABLE policies"))
         connection.execute(text("DROP TABLE unfinished_units"))
         connection.execute(text("ALTER TABLE jobs DROP COLUMN plan"))
+        connection.execute(text("ALTER TABLE jobs DROP COLUMN setup"))
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0001'"))
     store.close()
     migrated = JobStore(url)
@@ -78,8 +81,9 @@ def test_jobs_of_the_first_version_are_kept(url: str) -> None:
     found = migrated.result("anna", kept.id)
     assert found is not None
     assert gzip.decompress(found.data) == b'{"x": [0.1]}'
-    assert migrated.bytes_of("anna") > 100
-    again = migrated.add("anna", request, models=["tiny"], units=6, tokens=384, idempotency_key="a")
+    with pytest.raises(TooManyJobBytes):
+        migrated.check_room("anna", Terms(most_bytes=100))
+    again = migrated.add("anna", request, models=["tiny"], units=6, tokens=384, terms=Terms(idempotency_key="a"))
     assert [job.id for job in migrated.list("anna")] == [again.id, kept.id]
     migrated.close()
 

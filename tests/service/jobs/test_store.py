@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,12 +13,25 @@ from sqlalchemy import delete, event, insert, select, text
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.perplexity.request import PerplexityRequest
-from service.jobs.database.tables import Job
-from service.jobs.storage.refusals import IdempotencyMismatch, JobUnfinished, UnknownCursor, UnknownJob
+from service.jobs.database.tables import Job, written
+from service.jobs.planning import body_of
+from service.jobs.records import JobInfo
+from service.jobs.storage.refusals import (
+    IdempotencyMismatch,
+    JobUnfinished,
+    TooManyJobBytes,
+    TooManyJobs,
+    UnknownCursor,
+    UnknownJob,
+)
 from service.jobs.storage.store import JobStore
+from service.jobs.storage.terms import Terms
 from service.policy.policy import Policy
 from tests.service.jobs.adding import add, queue_of
 from tests.service.jobs.bench import body
+
+SIZE = len(written(body_of(PerplexityRequest.model_validate(body()))).encode())
+"""Bytes of the request of a job that ``add`` makes."""
 
 
 class TestIdempotency:
@@ -43,7 +57,7 @@ class TestIdempotency:
         ranges = [{"up_to": None, "pe": {"method": "yarn", "factor": 2.0}}]
         by_rule, given = auto(ranges=ranges, origin={"source": "rule"}), auto(ranges=ranges)
         for key, made in (("a", by_rule), ("b", given)):
-            store.add("anna", made, models=["tiny"], units=1, tokens=1, idempotency_key=key)
+            store.add("anna", made, models=["tiny"], units=1, tokens=1, terms=Terms(idempotency_key=key))
         assert store.submitted("anna", auto(), "a") == store.submitted("anna", by_rule, "a") is not None
         assert store.submitted("anna", given, "b") is not None
         for sent, key in (
@@ -58,6 +72,47 @@ class TestIdempotency:
         with ThreadPoolExecutor(8) as pool:
             made = {job.id for job in pool.map(lambda _: add(store, key="a"), range(16))}
         assert len(made) == len(store.list("anna")) == 1
+
+
+class TestRoom:
+    """Requests that come at once share the room of their tenant."""
+
+    @staticmethod
+    def refused(call: Callable[[int], JobInfo], count: int) -> list[type[Exception]]:
+        """The refusals of so many calls at once."""
+
+        def refusal(number: int) -> type[Exception] | None:
+            try:
+                call(number)
+            except (TooManyJobs, TooManyJobBytes) as error:
+                return type(error)
+            return None
+
+        with ThreadPoolExecutor(8) as pool:
+            return [error for error in pool.map(refusal, range(count)) if error is not None]
+
+    @pytest.mark.parametrize("terms", [{"most_jobs": 3}, {"most_bytes": 3 * SIZE - 1}], ids=["jobs", "bytes"])
+    def test_no_more_are_added_than_there_is_room_for(self, store: JobStore, terms: dict[str, int]) -> None:
+        add(store, "berta")
+        found = self.refused(lambda _: add(store, terms=Terms(**terms)), 12)
+        assert found == [TooManyJobs if "most_jobs" in terms else TooManyJobBytes] * 9
+        assert len(store.list("anna")) == 3
+        with pytest.raises((TooManyJobs, TooManyJobBytes)):
+            store.check_room("anna", Terms(**terms))
+
+    def test_no_more_are_resumed_than_there_is_room_for(self, store: JobStore) -> None:
+        ids = [store.cancel("anna", add(store).id).id for _ in range(6)]
+        found = self.refused(lambda n: store.resume("anna", ids[n], Terms(most_jobs=2)), 6)
+        assert found == [TooManyJobs] * 4
+        assert len(store.list("anna", state="queued")) == 2
+        going = next(job.id for job in store.list("anna") if job.state == "queued")
+        assert store.resume("anna", going, Terms(most_jobs=1)).state == "queued", "it has its room"
+
+    def test_a_repeated_submission_needs_no_room(self, store: JobStore) -> None:
+        terms = Terms(idempotency_key="a", most_jobs=1)
+        first = add(store, terms=terms)
+        assert self.refused(lambda _: add(store, terms=terms), 8) == []
+        assert [job.id for job in store.list("anna")] == [first.id]
 
 
 class TestPolicies:
@@ -125,7 +180,6 @@ class TestTenants:
         assert [job.id for job in page] == [ids[4], ids[3]]
         assert [job.id for job in store.list("anna", limit=2, before=page[-1].id)] == [ids[2], ids[1]]
         assert [job.id for job in store.list("anna", state="cancelled")] == [ids[1]]
-        assert [store.unfinished(tenant) for tenant in ("anna", "berta", None)] == [4, 0, 4]
         with pytest.raises(UnknownCursor, match="before: no such job: nothing"):
             store.list("anna", before="nothing")
 
