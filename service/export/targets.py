@@ -148,7 +148,7 @@ def _expressed(method: Method, source: Source, target: Target, length: int) -> E
     geometry = source.geometry
     resolved = resolve(method, geometry, length)
     declared = source.base or geometry
-    varies = resolved.length is not None and resolve(method, geometry, SHORTEST) != resolved
+    varies = resolved.length is not None and resolve(method.without_follows(), geometry, SHORTEST) != resolved
     wanted = Wanted(geometry, length, resolved, source.own, source.model_type, varies)
     if length <= declared.max_position_embeddings and _is_own(resolved, declared, length):
         expression = target.own(replace(wanted, geometry=declared))

@@ -19,7 +19,7 @@ class DatabaseFile:
 
     def __init__(self, path: Path, busy_s: float) -> None:
         self.path, self._busy_s = path, busy_s
-        self._log, self._lock = path.with_name(f"{path.name}-wal"), Lock()
+        self._log, self._lock = Path(f"{path.resolve()}-wal"), Lock()
         if not path.exists():
             path.touch()
         self._opened, self._logged = _identity(path), None

@@ -132,7 +132,8 @@ class JobQueue:
             units.delete_unfinished(session, number)
             self._other_plans.pop(number, None)
             job = session.get_one(Job, number, options=[undefer(Job.request)])
-            others_may = job.setup in seen.alive and job.added_by != self._owner
+            acceptor = job.added_by
+            others_may = job.setup in seen.alive and acceptor != self._owner and not is_gone(acceptor)
             job.setup = self._setups.of(job.models)
             if give_up_if_stuck(session, job):
                 return None

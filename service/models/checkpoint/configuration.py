@@ -119,8 +119,10 @@ def _refuse_lists(rotation: Mapping[str, Any], text: Any) -> None:
     Raises:
         ValueError: naming the list and its length.
     """
+    if rotation.get("rope_type") != "longrope":
+        return
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    pairs = int(width * rotation.get("partial_rotary_factor", 1.0)) // 2  # as transformers counts
+    pairs = int(width * (rotation.get("partial_rotary_factor") or 1.0)) // 2  # as transformers counts
     for entry in LISTS:
         values = rotation.get(entry)
         if values is not None and not (isinstance(values, list) and all(_is_number(one) and one > 0 for one in values)):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from patches import parse
+from patches import describe, parse
 from service.export.targets import TARGETS, NotExpressible, Source
 from tests.methods import Fields
 from tests.service.export.test_targets import GEOMETRY, PLAIN, config, exported
@@ -147,6 +147,11 @@ def test_own_dynamic_is_fixed_at_start_up_by_two_systems(fields: str | Fields) -
             assert replace(made, differences=[]) == target.unchanged(200)
     scaled = json.loads(json.dumps(exported(fields, "exllamav3", 200, source).config["rope_scaling"]))
     assert scaled == {"rope_type": "default"}  # it refuses the type "dynamic"
+
+
+def test_the_encoding_of_an_answer_is_exported_as_its_request() -> None:
+    echo = describe(parse("dynamic"), GEOMETRY, 900)
+    assert exported(echo, "transformers", 900, PLAIN) == exported("dynamic", "transformers", 900, PLAIN)
 
 
 def test_llama_cpp_refuses_what_a_gguf_file_keeps() -> None:
