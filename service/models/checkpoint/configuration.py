@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from patches import is_by_layer
+from patches import RopeType, is_by_layer
 
 FILE, OF_ADAPTER = "config.json", "adapter_config.json"
 LENGTH, LENGTH_BEFORE = "max_position_embeddings", "original_max_position_embeddings"
@@ -119,7 +119,7 @@ def _refuse_lists(rotation: Mapping[str, Any], text: Any) -> None:
     Raises:
         ValueError: naming the list and its length.
     """
-    if rotation.get("rope_type") != "longrope":
+    if rotation.get("rope_type") != RopeType.LONGROPE:
         return
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     pairs = int(width * (rotation.get("partial_rotary_factor") or 1.0)) // 2  # as transformers counts
