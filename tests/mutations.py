@@ -108,7 +108,7 @@ CHOSEN_KEYS = "tests/patches/model/architectures/test_chosen_keys.py"
 TOKENS_OF = f"{HYBRIDS}::test_tokens_are_those_of_generate_alone_and_among_others"
 QUEUE = "tests/service/jobs/test_queue.py"
 UNITS = "tests/service/jobs/test_units.py"
-SETUPS = "tests/service/jobs/test_setups.py"
+SERVERS = "tests/service/jobs/test_servers.py"
 STORE = "tests/service/jobs/test_store.py"
 FAILING = "tests/service/jobs/test_failing.py"
 ADDRESS = "tests/service/jobs/test_address.py"
@@ -360,10 +360,11 @@ JOBS = [
     Mutation("a new plan of a job is left alone too", "service/jobs",
              "tuple_(Job.number, Job.plan).in_(list(self._other_plans.items()))", "Job.number.in_(self._other_plans)",
              (UNITS,)),
-    Mutation("other weights plan a waiting job", "service/jobs", "Job.setup.not_in(self.others)",
-             "Job.setup.is_not(None)", (SETUPS,)),
-    Mutation("a server fails what another can plan", "service/jobs", "job.setup in seen.alive and", "False and",
-             (SETUPS,)),
+    Mutation("other weights plan a waiting job", "service/jobs", "or_(seen.ours, ~seen.left)", "true()",
+             (SERVERS,)),
+    Mutation("a server fails what another can plan", "service/jobs",
+             "others_may = session.scalar(select(Job.number).where(others)) is not None", "others_may = False",
+             (SERVERS,)),
     Mutation("jobs at once have more room", "service/jobs",
              "alone(session, tenant)\n                terms.check(session, tenant, without=job.number)", "pass",
              (STORE,)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,9 +41,16 @@ class Addresses:
         )
 
 
-def setup_of(fingerprints: Mapping[str, str]) -> str:
-    """SHA-256 in hex of the models that a job needs, by name, and of our code: outcomes elsewhere may differ."""
-    return _digest({"models": fingerprints, "code": code_version()})
+def versions_of(models: ModelRegistry) -> dict[str, str]:
+    """The models of a server by name, with their fingerprints and our code."""
+    return {model.name: f"{model.fingerprint} {code_version()}" for model in models}
+
+
+def setup_of(names: Iterable[str], versions: Mapping[str, str]) -> str | None:
+    """SHA-256 in hex of the ``versions`` of the models that a job needs; None unless all of them are there. Outcomes of
+    another setup may differ."""
+    needed = {name: versions.get(name) for name in names}
+    return None if None in needed.values() else _digest(needed)
 
 
 def _digest(value: object) -> str:

@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.engine.failures import EngineStopping
 from service.errors import ApiError
 from service.jobs.active import ActiveJob, ActiveJobs
+from service.jobs.address import versions_of
 from service.jobs.database.calls import PatientCalls, StoreCalls
 from service.jobs.database.opening import StoreOutOfReach
 from service.jobs.execution import Execution
@@ -61,10 +62,9 @@ class JobRunner:
         calls: StoreCalls,
         as_api_error: Callable[[Exception], ApiError],
     ) -> None:
-        served = {model.name: model.fingerprint for model in models}
         self._models, self._settings, self._calls = models, settings, calls
         only_own, lease_s = not settings.resume_jobs, settings.lease_s
-        self._queue = JobQueue(store.database, store.owner, served, only_own=only_own, lease_s=lease_s)
+        self._queue = JobQueue(store.database, store.owner, versions_of(models), only_own=only_own, lease_s=lease_s)
         self._beat_s = min(BEAT_S, lease_s / 3)
         self._jobs, self._store_call = ActiveJobs(store.in_flight), PatientCalls(calls)
         self._execution = Execution(self._queue, self._jobs, models, settings, workers, self._store_call, as_api_error)

@@ -12,12 +12,13 @@ from service.api.encodings.auto import with_methods
 from service.api.http.routing import DocumentsRoute
 from service.api.jobs import events, files
 from service.api.jobs.lookup import job_info, linked, runner_of, stored_job, with_files
-from service.api.jobs.submission import IdempotencyKey, accepted, room_for_a_job, setup_here, submit
+from service.api.jobs.submission import IdempotencyKey, accepted, room_for_a_job, submit
 from service.api.quotas import admit
 from service.api.responses import JobList, PlanInfo
 from service.api.store import store_of, stored
 from service.evaluation.catalogue import EVALUATIONS, any_request, plan_of
 from service.evaluation.request import EvaluationRequest
+from service.jobs.address import setup_of, versions_of
 from service.jobs.records import ENDED_EARLY, JobInfo, JobState
 from service.jobs.storage.terms import Terms
 
@@ -94,7 +95,8 @@ async def resume(job_id: str, request: Request) -> Any:
     """Resume a job that was cancelled or failed: finished units stay, the rest is queued again. A queued or running
     job stays as it is, a done one is a 409. With a damaged result, it makes that again."""
     info = await stored_job(job_id, request)
-    terms = Terms(most_jobs=request.app.state.settings.max_jobs, setup=setup_here(request, info.models))
+    state = request.app.state
+    terms = Terms(most_jobs=state.settings.max_jobs, setup=setup_of(info.models, versions_of(state.models)))
     if info.state in ENDED_EARLY:
         rate = await room_for_a_job(request, terms)
         await rate.charge(info.tokens_total - info.tokens_done)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import Header, Request
@@ -16,7 +15,7 @@ from service.api.store import store_of, stored
 from service.errors import bad_request
 from service.evaluation.catalogue import plan_of
 from service.evaluation.request import EvaluationRequest
-from service.jobs.address import setup_of
+from service.jobs.address import setup_of, versions_of
 from service.jobs.records import JobInfo
 from service.jobs.storage.terms import Terms
 
@@ -56,17 +55,11 @@ async def submit(body: EvaluationRequest, request: Request, key: str | None) -> 
     log_prompts(request, body.texts())
     await rate.charge(plan.tokens)
     names = sorted({unit.subject.model for unit in plan.units})
-    terms = terms._replace(setup=setup_here(request, names))
+    terms = terms._replace(setup=setup_of(names, versions_of(state.models)))
     size = {"units": plan.cost.units, "tokens": plan.tokens}
     job = await stored(request, store.add, tenant, body, models=names, terms=terms, **size)
     runner.notify()
     return accepted(job, request)
-
-
-def setup_here(request: Request, names: Sequence[str]) -> str | None:
-    """The setup of this server for a job on the models ``names``; None unless it serves all of them."""
-    served = {model.name: model.fingerprint for model in request.app.state.models}
-    return setup_of({name: served[name] for name in names}) if served.keys() >= set(names) else None
 
 
 async def room_for_a_job(request: Request, terms: Terms) -> TokenRate:

@@ -72,8 +72,7 @@ class Database:
             try:
                 with _migrating, self._writes.begin() as connection:
                     _migrate(connection)
-                if self._file is not None:
-                    self._file.checkpoint()
+                self.checkpoint()
             except BaseException:
                 self.close()
                 raise
@@ -117,18 +116,11 @@ class Database:
             if type(error) is not DatabaseError:
                 raise
             raise StoreOutOfReach(_reason(error)) from error
-        except sqlite3.Error as error:  # of no statement of SQLAlchemy
-            raise StoreOutOfReach(_reason(error)) from error
 
     def checkpoint(self) -> None:
-        """Bring an SQLite file up to its log, which has the newest transactions.
-
-        Raises:
-            StoreOutOfReach: when the database does not answer.
-        """
+        """Bring an SQLite file up to its log, which has the newest transactions."""
         if self._file is not None:
-            with self._reached():
-                self._file.checkpoint()
+            self._file.checkpoint()
 
     def close(self) -> None:
         self._reads.dispose()
@@ -191,6 +183,9 @@ def _refuse_strangers(url: URL) -> None:
         raise _NotOursError(f"the folder {path.parent} does not exist")
     if not path.exists() or path.stat().st_size == 0:
         return
+    log, index = (Path(f"{path.resolve()}-{end}") for end in ("wal", "shm"))
+    if index.exists() and not log.exists():  # SQLite removes them in the other order
+        raise _NotOursError(f"{log.name} was removed: stop all servers of the file, then remove {index.name}")
     uri = f"{path.as_uri()}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S)) as connection:
         if (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":

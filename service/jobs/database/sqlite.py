@@ -39,8 +39,7 @@ class DatabaseFile:
         if self._logged is None or (found := _identity(self._log)) == self._logged:
             return None
         if found is None:
-            with suppress(sqlite3.Error):  # the log that was deleted has transactions that the file has not
-                self.checkpoint()
+            self.checkpoint()  # the log that was deleted has transactions that the file has not
         return self._log
 
     def connection(self) -> sqlite3.Connection:
@@ -57,8 +56,11 @@ class DatabaseFile:
         return connection
 
     def checkpoint(self) -> None:
-        """Move what the log has into the file, without waiting for anybody. A copy of the file has that much."""
-        with self._lock:
+        """Move what the log has into the file, without waiting for anybody. A copy of the file has that much.
+
+        A full disk leaves it for the next time.
+        """
+        with self._lock, suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def close(self) -> None:

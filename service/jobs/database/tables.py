@@ -74,9 +74,9 @@ class Job(Base):
     ``models`` is the JSON list of the served models that it needs, sorted. ``owner`` is the process that plans or
     completes it; a planned job has none. ``plan`` is the digest of its units' keys. Processes with another plan leave
     the job alone until ``lease_until``. ``added_by`` is the process that took the request. ``setup`` is the digest of
-    its code and models. A server of another setup plans the job when none of this one is left. ``claims`` counts how
-    often a process left it unfinished since a unit was last finished; ``last_unit`` is the highest number that a
-    finished unit of it ever had.
+    its code and models. A server of another setup plans the job when none of this one is left. A queued job is left to
+    its setup until ``lease_until`` in any case. ``claims`` counts how often a process left it unfinished since a unit
+    was last finished; ``last_unit`` is the highest number that a finished unit of it ever had.
     ``idempotency_key`` is what its tenant called the submission, if anything. ``request_bytes`` is what the request
     takes up.
     """
@@ -116,6 +116,19 @@ class Job(Base):
     error: Mapped[dict[str, str] | None] = mapped_column(Json)
     request: Mapped[dict[str, Any]] = mapped_column(Json, deferred=True)
     request_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+
+
+class Server(Base):
+    """A process that works on jobs, until ``lease_until``. ``versions`` are those of its models, by name. ``only_own``:
+    it leaves out what others accepted. ``refused`` are the jobs that it cannot plan."""
+
+    __tablename__ = "servers"
+
+    owner: Mapped[str] = mapped_column(Text, primary_key=True)
+    versions: Mapped[dict[str, str]] = mapped_column(Json)
+    only_own: Mapped[bool]
+    refused: Mapped[list[int]] = mapped_column(Json)
+    lease_until: Mapped[datetime] = mapped_column(Moment)
 
 
 class UnfinishedUnit(Base):

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, true, tuple_, update
+from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, undefer
 
@@ -28,7 +28,7 @@ from service.jobs.storage.abandoned import free_abandoned, give_up_if_stuck, is_
 from service.jobs.storage.outcomes import changed
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.results import Packed
-from service.jobs.storage.setups import Seen, Setups
+from service.jobs.storage.servers import ACCEPTED_S, Seen, Servers, any_unfinished, remove_lapsed
 from service.jobs.storage.units import ClaimedUnit, Finished, now
 
 PLANNED = exists().where(UnfinishedUnit.job == Job.number)
@@ -50,7 +50,7 @@ class Recorded(Enum):
 
 @dataclass(frozen=True)
 class Claimed:
-    """A job that this process works on. ``others_may``: another process accepted it, and one of its setup lives."""
+    """A job that this process works on. ``others_may``: another process accepted it, and one lives that takes it."""
 
     number: int
     id: str
@@ -67,14 +67,15 @@ class Taken(NamedTuple):
 
 
 class JobQueue:
-    """The jobs that a process may work on. ``served`` are its models with their fingerprints. ``only_own`` leaves out
+    """The jobs that a process may work on. ``served`` are its models with their versions. ``only_own`` leaves out
     what others added. Leases last ``lease_s`` seconds."""
 
     def __init__(
         self, database: Database, owner: Owner, served: Mapping[str, str], *, only_own: bool, lease_s: float
     ) -> None:
-        self._database, self._setups, self._only_own = database, Setups(served), only_own
+        self._database, self._only_own = database, only_own
         self._owner, self._lease_s = str(owner), lease_s
+        self._servers = Servers(self._owner, served, only_own=only_own)
         self._other_plans: dict[int, str] = {}
 
     def waiting(self, model: str, leased: Collection[int], without: Collection[int] = ()) -> dict[str, int]:
@@ -82,7 +83,7 @@ class JobQueue:
         jobs that this process works on; those of ``without`` are left out."""
         free_abandoned(self._database, self._owner, leased)
         with self._database.reading() as session:
-            seen = self._setups.seen(session, model)
+            seen = self._servers.seen(session, model)
             if not seen.models:
                 return {}
             row = UnfinishedUnit
@@ -104,7 +105,7 @@ class JobQueue:
         nobody = and_(~PLANNED, or_(Job.owner.is_(None), lapsed, Job.owner.in_(gone)))
         replaced = and_(PLANNED, self._left(), lapsed)
         free = or_(Job.state == "queued", and_(Job.state == "running", or_(nobody, replaced)))
-        return and_(free, seen.may_plan())
+        return and_(free, or_(seen.ours, ~seen.left))
 
     def _left(self) -> ColumnElement[bool]:
         """True for a job with a plan that this process has left to others."""
@@ -114,7 +115,9 @@ class JobQueue:
         """Own a job, to plan it; None when another was quicker or it has ended, also now: after ``MOST_CLAIMS``
         without a finished unit it fails."""
         with self._database.writing() as session:
-            seen = self._setups.seen(session)
+            seen = self._servers.seen(session)
+            others = and_(Job.number == number, Job.added_by != self._owner, seen.left)
+            others_may = session.scalar(select(Job.number).where(others)) is not None
             taking = update(Job).where(Job.number == number, self._unplanned(session, seen))
             if self._only_own:
                 taking = taking.where(Job.added_by == self._owner)
@@ -132,16 +135,14 @@ class JobQueue:
             units.delete_unfinished(session, number)
             self._other_plans.pop(number, None)
             job = session.get_one(Job, number, options=[undefer(Job.request)])
-            acceptor = job.added_by
-            others_may = job.setup in seen.alive and acceptor != self._owner and not is_gone(acceptor)
-            job.setup = self._setups.of(job.models)
+            job.setup = self._servers.setup(job.models)
             if give_up_if_stuck(session, job):
                 return None
             return Claimed(number, job.id, job.tenant, job.request, others_may)
 
     def refuse(self, number: int) -> None:
-        """Leave a job that this process cannot plan to others of its setup. Its limits or its memory are smaller. The
-        job is left alone until none of them lives.
+        """Leave a job that this process cannot plan to others that take it, until none of them lives. Its limits or its
+        memory are smaller.
 
         Raises:
             LeaseLost: when the job is another's by now.
@@ -149,10 +150,11 @@ class JobQueue:
         with self._database.writing() as session:
             job = self._owned(session, number)
             job.state, job.owner, job.claims = "queued", None, max(0, job.claims - 1)
-            job.lease_until = now(session, self._lease_s)
+            job.lease_until = now(session, ACCEPTED_S)
             if not job.last_unit:
                 job.started_at = None
-            self._setups.refused[number] = job.setup or ""
+            self._servers.refused |= {number}
+            self._servers.hold(session, self._lease_s)
 
     def begin(self, number: int, keys: Sequence[str], cost: Cost) -> set[int]:
         """Note the plan's cost; returns the positions that are finished already.
@@ -294,17 +296,13 @@ class JobQueue:
             return still
 
     def hold(self) -> None:
-        """Renew the leases by which servers of another setup leave waiting jobs alone."""
-        only = Job.added_by == self._owner if self._only_own else true()
+        """Show servers of another setup that this one lives, while jobs are unfinished."""
         with self._database.reading() as session:
-            oldest = self._setups.oldest(session, only)
-        if oldest:
-            with self._database.writing() as session:
-                queued = select(Job.number).where(Job.number.in_(oldest), Job.state == "queued").order_by(Job.number)
-                still = list(session.scalars(queued.with_for_update()))
-                session.execute(
-                    update(Job).where(Job.number.in_(still)).values(lease_until=now(session, self._lease_s))
-                )
+            self._servers.forget_refused(session)
+            if not any_unfinished(session):
+                return
+        with self._database.writing() as session:
+            self._servers.hold(session, self._lease_s)
 
     def release(self, leased: Collection[int] = ()) -> None:
         """Give up everything of this process, in an orderly end: its claims do not count. Jobs that no other process
@@ -313,7 +311,7 @@ class JobQueue:
         mine = select(row.job).where(row.owner == self._owner)
         claims = case((Job.claims > 0, Job.claims - 1), else_=0)
         with self._database.writing() as session:
-            waits = {"state": "queued", "owner": None, "lease_until": now(session, self._lease_s)}
+            waits = {"state": "queued", "owner": None, "lease_until": None}
             planning = update(Job).where(Job.owner == self._owner, Job.state == "running")
             session.execute(planning.values(waits | {"claims": claims}))
             shared = and_(Job.state == "running", or_(Job.number.in_(mine), Job.number.in_(leased)))
@@ -325,6 +323,7 @@ class JobQueue:
                     units.delete_unfinished(session, number)
                     waiting = update(Job).where(Job.number == number, Job.owner.is_(None))
                     session.execute(waiting.values(waits | {"claims": claims}))
+            self._servers.leave(session)
 
     def prune(self, most_bytes: int, kept_days: float | None) -> tuple[int, int]:
         """Remove old outcomes above ``most_bytes``, and jobs that ended more than ``kept_days`` ago; returns how many
@@ -335,6 +334,7 @@ class JobQueue:
                 ended = Job.finished_at < datetime.now(UTC) - timedelta(days=kept_days)
                 jobs = changed(session.execute(delete(Job).where(Job.state.not_in(UNFINISHED), ended)))
             removed = outcomes.prune(session, most_bytes)
+            remove_lapsed(session)
         self._database.checkpoint()
         return removed, jobs
 

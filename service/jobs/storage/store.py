@@ -24,7 +24,7 @@ from service.jobs.storage.numbers import give_number
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownCursor, UnknownJob
 from service.jobs.storage.results import Packed
-from service.jobs.storage.setups import ACCEPTED_S
+from service.jobs.storage.servers import ACCEPTED_S
 from service.jobs.storage.terms import ANY, Terms, alone
 from service.jobs.storage.units import now
 from service.policy.policy import Policy

@@ -32,8 +32,9 @@ log = structlog.get_logger()
 
 DEMO = Path(__file__).parent.parent / "demo"
 
+NO_TOKENIZER = "it has no words. Are its files there (tokenizer.json)? A model has those of its base model"
 OF_TOKENIZER = ("*token*", "vocab*", "*.model", "tekken*")
-"""Names of the files of tokenizers."""
+"""The refusal without a tokenizer's files, and their names."""
 
 
 class ModelLoadError(RuntimeError):
@@ -102,15 +103,14 @@ def _tokenizer(place: str | Path, revision: str | None) -> Any:
     """Raises:
     ValueError: when its files are missing. For some models, transformers makes an empty one then.
     """
-    absent = ValueError("the folder has no files of a tokenizer (tokenizer.json): copy those of its base model")
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
     except Exception:
         if Path(place).is_dir() and not any(file for form in OF_TOKENIZER for file in Path(place).glob(form)):
-            raise absent from None
+            raise ValueError(NO_TOKENIZER) from None
         raise
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        raise absent
+        raise ValueError(NO_TOKENIZER)
     return tokenizer
 
 

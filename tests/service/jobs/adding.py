@@ -28,7 +28,7 @@ def add(
 ) -> JobInfo:
     """A job; ``weights`` are those of the server that takes its request, on these ``terms``."""
     weights, terms = fields.pop("weights", None), fields.pop("terms", None)
-    terms = terms or Terms(weights and setup_of(dict.fromkeys(models, weights)), key)
+    terms = terms or Terms(weights and setup_of(models, dict.fromkeys(models, weights)), key)
     request = PerplexityRequest.model_validate(body(**fields))
     return store.add(tenant, request, models=list(models), units=6, tokens=384, terms=terms)
 

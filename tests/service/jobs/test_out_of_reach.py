@@ -22,7 +22,7 @@ from structlog.testing import CapturingLogger
 from service.api import store
 from service.jobs.database import calls, opening
 from service.jobs.database.calls import PatientCalls, StoreCalls
-from service.jobs.database.opening import StoreOutOfReach
+from service.jobs.database.opening import StoreOutOfReach, StoreUnusable
 from service.jobs.storage.store import JobStore
 from tests.service.jobs.adding import add, queue_of
 from tests.service.jobs.postgres import frozen
@@ -122,10 +122,11 @@ def test_without_its_log_nothing_is_written_and_nothing_lost(tmp_path: Path) -> 
     path = tmp_path / "jobs.db"
     store = JobStore(f"sqlite:///{path}")
     kept = add(store)
-    for end in ("-wal", "-shm"):
-        path.with_name(f"jobs.db{end}").unlink()
+    path.with_name("jobs.db-wal").unlink()
     with pytest.raises(StoreOutOfReach, match=r"jobs\.db-wal was removed or replaced"):
         add(store)
+    with pytest.raises(StoreUnusable, match=r"stop all servers of the file, then remove jobs\.db-shm"):
+        JobStore(f"sqlite:///{path}")
     copy = path.with_name("copy.db")  # as after a kill: the end of the process could still write
     copy.write_bytes(path.read_bytes())
     found = JobStore(f"sqlite:///{copy}")

@@ -250,10 +250,10 @@ def test_a_thousand_jobs_are_listed_and_picked_by_index(store: JobStore) -> None
     assert len(store.list("tenant0", limit=50)) == 50
     assert len(statements) == 1
     assert sorted(queue.waiting("tiny", ())) == ["tenant0", "tenant1", "tenant2"]
-    assert len(statements) == 5
+    assert len(statements) == 6
     if store.database.engine.dialect.name == "sqlite":
         with store.database.reading() as session:
-            for statement, parameters in statements[:5]:
+            for statement, parameters in statements[:6]:
                 plan = session.connection().exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
                 assert all("SCAN jobs" not in row[-1] or "INDEX" in row[-1] for row in plan), (statement, plan)
     assert json.loads(store.list("tenant1", limit=1)[0].model_dump_json())["state"] == "queued"

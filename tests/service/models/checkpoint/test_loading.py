@@ -118,7 +118,7 @@ def test_a_folder_without_a_tokenizer_is_refused(kind: str, folder: Path) -> Non
     edit(folder / "config.json", model_type=kind)
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    assert "its tokenizer: the folder has no files of a tokenizer (tokenizer.json)" in refused(folder)
+    assert "its tokenizer: it has no words. Are its files there (tokenizer.json)?" in refused(folder)
 
 
 # Weights
