@@ -154,7 +154,6 @@ class JobQueue:
             if not job.last_unit:
                 job.started_at = None
             self._servers.refused |= {number}
-            self._servers.hold(session, self._lease_s)
 
     def begin(self, number: int, keys: Sequence[str], cost: Cost) -> set[int]:
         """Note the plan's cost; returns the positions that are finished already.
