@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.paths import RECORDED
+from service.sharing.cpus import processor
 
 
 @dataclass(frozen=True)
@@ -145,16 +146,8 @@ def machine() -> str:
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
     else:
-        device = f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+        device = f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
     return (
         f"{device}; load {os.getloadavg()[0]:.1f}; Python {platform.python_version()}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}; {date.today().isoformat()}"
     )
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    names = (
-        [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")] if cpuinfo.exists() else []
-    )
-    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()

@@ -34,10 +34,12 @@ from service.api.responses import failures
 from service.jobs.database.calls import StoreCalls
 from service.jobs.database.opening import StoreOutOfReach, StoreUnusable, default_url
 from service.jobs.runner import CLOSE_S, JobRunner
+from service.jobs.storage.products import ProductMemory
 from service.jobs.storage.store import JobStore
 from service.metrics import Metrics
 from service.models.checkpoint.loading import ModelLoadError
 from service.models.checkpoint.reasons import reason_of
+from service.models.linear.known import kept_in
 from service.models.policies import assign_policies
 from service.models.registry import ModelRegistry
 from service.policy.policy import InvalidPolicy, read_policies
@@ -78,7 +80,7 @@ def create_app(settings: Settings) -> FastAPI:
             stack.callback(calls.close)
             store = app.state.jobs = await run_in_threadpool(JobStore, url, settings.database_pool_size)
             stack.push_async_callback(_closed, calls, store)
-            models = app.state.models = await _loaded(settings, app.state.metrics)
+            models = app.state.models = await _loaded(settings, app.state.metrics, store)
             stack.push_async_callback(asyncio.to_thread, models.close)
             stack.callback(app.state.traffic.drained.set)
             app.state.metrics.watch(lambda: {served.name: served.engine.load() for served in models})
@@ -144,14 +146,19 @@ def _set_threads(settings: Settings) -> None:
         torch.set_num_threads(threads)
 
 
-async def _loaded(settings: Settings, metrics: Metrics) -> ModelRegistry:
+async def _loaded(settings: Settings, metrics: Metrics, store: JobStore) -> ModelRegistry:
     """The models, loaded on a thread that ends.
 
     Each thread that has computed keeps its OpenMP threads. Once they are more than the cores, libgomp makes all of them
     sleep between operations. The generation thread is then the only one.
     """
+
+    def load() -> ModelRegistry:
+        with kept_in(ProductMemory(store.database, anew=settings.time_products)):
+            return ModelRegistry(settings, metrics)
+
     with ThreadPoolExecutor(1, "loading") as loading:
-        return await asyncio.get_running_loop().run_in_executor(loading, ModelRegistry, settings, metrics)
+        return await asyncio.get_running_loop().run_in_executor(loading, load)
 
 
 async def _closed(calls: StoreCalls, store: JobStore) -> None:

@@ -106,6 +106,10 @@ class Settings(BaseSettings):
         description="CPU threads for the model, all ranks together; when unset, torch's choice or the CPUs that the "
         "container may use.",
     )
+    time_products: bool = Field(
+        False,
+        description="Time the products of linear layers on a CPU again, in place of the choices that the database has.",
+    )
     tensor_parallel: Count = Field(
         1, description="Processes that compute each model together, each with a part of its weights."
     )

@@ -1,10 +1,12 @@
-"""Threads on a CPU: as many as a container may run, and the processes beside them."""
+"""The processor, the threads that a container may run on it, and the processes beside them."""
 
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -23,6 +25,15 @@ SPARE = 0.5
 """Cores that others may take too much: the client of a test is such a process."""
 
 log = structlog.get_logger()
+
+
+@cache
+def processor() -> str:
+    """The processor's name as Linux has it; elsewhere its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def threads(wanted: int | None, usual: int) -> int:

@@ -24,7 +24,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from service.jobs.records import JobState
 
-VERSION = "0006"
+VERSION = "0007"
 """The newest migration. A database of this version is opened without Alembic, whose import takes a while."""
 
 BigId = BigInteger().with_variant(Integer, "sqlite")
@@ -213,3 +213,12 @@ class StoredPolicy(Base):
     fingerprint: Mapped[str] = mapped_column(String(64), primary_key=True)
     created_at: Mapped[datetime] = mapped_column(Moment)
     policy: Mapped[dict[str, Any]] = mapped_column(Json)
+
+
+class KeptProducts(Base):
+    """The products that a kind of linear layers has on a kind of processor. ``kind`` names both in JSON."""
+
+    __tablename__ = "products"
+
+    kind: Mapped[str] = mapped_column(Text, primary_key=True)
+    choices: Mapped[dict[str, Any]] = mapped_column(Json)

@@ -6,17 +6,17 @@ import hashlib
 import io
 import zipfile
 from datetime import UTC, datetime
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import structlog
-from sqlalchemy import CursorResult, delete, func, select, update
+from sqlalchemy import CursorResult, Insert, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from service.evaluation.unit import Outcome
 from service.jobs.database.opening import Database
-from service.jobs.database.tables import FinishedUnit, Job, StoredOutcome
+from service.jobs.database.tables import Base, FinishedUnit, Job, StoredOutcome
 from service.jobs.records import UNFINISHED
 
 log = structlog.get_logger()
@@ -49,9 +49,17 @@ def put(session: Session, key: str, data: bytes) -> None:
     """Keep ``data``, in place of what there may be."""
     values = {"key": key, "checksum": _checksum(key, data), "size": len(data), "used_at": datetime.now(UTC)}
     values["data"] = data
+    session.execute(inserted(session, StoredOutcome, values, replaces=True))
+
+
+def inserted(session: Session, table: type[Base], values: dict[str, Any], *, replaces: bool) -> Insert:
+    """The statement that adds a row. A row with its key stays as it is, unless it ``replaces`` that."""
     insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-    statement = insert(StoredOutcome).values(values)
-    session.execute(statement.on_conflict_do_update(index_elements=["key"], set_=values))
+    statement = insert(table).values(values)
+    keys = list(table.__mapper__.primary_key)
+    if replaces:
+        return statement.on_conflict_do_update(index_elements=keys, set_=values)
+    return statement.on_conflict_do_nothing(index_elements=keys)
 
 
 def read(database: Database, key: str) -> Outcome | None:

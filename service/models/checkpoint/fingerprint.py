@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 from service.models.linear.layers import products_of
 from service.models.memory.weights import parts, whole
+from service.sharing.cpus import processor
 
 UNRELATED = {"_name_or_path", "transformers_version", "distributed_config"}
 """Keys of a configuration that say where a model came from or runs, and not what it is."""
@@ -65,21 +65,18 @@ def _sums(tensor: torch.Tensor) -> list[list[int]]:
 
 
 def numerics(model: Any) -> list[Any]:
-    """Causes of rounding beside the code: versions, hardware, number format, threads.
+    """Causes of rounding beside the code: versions, processor, number format, threads, products.
 
-    Products are timed at each start, so equal servers may have others. In float32, they differ by 5e-6 in logits,
-    less than outcomes show. So servers share their work, and a restarted one finds its own. In half precision they
-    count.
+    Products are timed, but equal servers of one database agree on them (``service.models.linear.known``).
     """
     device, dtype = model.device, str(model.dtype)
     if device.type == "cuda":
         hardware = torch.cuda.get_device_name(device)
     else:
-        hardware = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+        hardware = f"{processor()} {torch.backends.cpu.get_cpu_capability()}"
     versions = [torch.__version__, metadata.version("transformers")]
     ranks = getattr(model, "tp_size", None) or 1  # parts of sums are added in another order
-    products = [] if model.dtype == torch.float32 else products_of(model)
-    more = [*([ranks] if ranks > 1 else []), *products]
+    more = [*([ranks] if ranks > 1 else []), *products_of(model)]
     return [versions, device.type, hardware, dtype, torch.get_num_threads(), *more]
 
 

@@ -8,12 +8,13 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 import torch
 from torch import nn
 
+from service.models.linear.known import Choice, Choices, Kind, known, settled
 from service.models.linear.packing import PackedWeight, by_packed, by_sums, pack, width_of
 from service.models.linear.products import Product, by_columns, by_groups, by_onednn, plain, products_by
 from service.models.linear.samples import BYTES, ROWS, Sample
@@ -42,25 +43,6 @@ READ = re.compile(r"\bself\.(\w+)\.weight\b(?!\.dtype)")
 MOST = 1.5
 """Time of packed weights by that of plain ones, or the inverse, that counts for one number of rows."""
 
-Choice = tuple[tuple[int, Product], ...]
-"""(rows up to which it is taken, product), in order; the last is unbounded."""
-
-
-class Kind(NamedTuple):
-    """Layers that have the same choices in a process."""
-
-    products: tuple[Product, ...]
-    shape: torch.Size | None
-    dtype: torch.dtype
-    threads: int
-
-
-class Choices(NamedTuple):
-    """The fastest products by plain weights, and by packed weights unless those are slower."""
-
-    plain: Choice
-    packed: Choice | None
-
 
 class ChosenLinear(nn.Linear):
     """A linear layer with the parameters of ``linear`` and the products of ``choice``.
@@ -88,13 +70,11 @@ def use_fastest(model: nn.Module) -> None:
     Without memory for one, it and all others stay plain. Layers with hooks, or with another ``forward``, stay.
     """
     linears = [linear for linear in ordinary(model) if len(products_by(linear)) > 1]
-    for group in _timed_together([linear for linear in linears if _kind(linear) not in _known]):
-        choices = _choices(group)
-        _known.update((_kind(linear), choices) for linear in group)
+    by_kind = _by_kind(linears)
     kept, has_room = _shared(model) | _read_by_others(model), True
     chosen: dict[nn.Linear, nn.Linear] = {}
     for linear in linears:
-        choices = _known[_kind(linear)]
+        choices = by_kind[_kind(linear)]
         choice, weight = choices.plain, None
         if choices.packed and linear.weight.data_ptr() not in kept:
             has_room = has_room and _has_room(linear.weight.nbytes)
@@ -160,6 +140,15 @@ def _names_of_weights(kind: type) -> set[str]:
     return names
 
 
+def _by_kind(linears: Sequence[nn.Linear]) -> dict[Kind, Choices]:
+    """The choices of all these layers, timed unless they are known."""
+    found = known({_kind(linear) for linear in linears})
+    for group in _timed_together([linear for linear in linears if _kind(linear) not in found]):
+        choices = _choices(group)
+        found.update((_kind(linear), choices) for linear in group)
+    return settled(found)
+
+
 def _timed_together(linears: Sequence[nn.Linear]) -> list[list[nn.Linear]]:
     """Layers by products, dtype, and whether they can be packed. Those of a shape are apart if they exceed a core's
     cache, as in a step."""
@@ -175,10 +164,6 @@ def _timed_together(linears: Sequence[nn.Linear]) -> list[list[nn.Linear]]:
 
 def _kind(linear: nn.Linear) -> Kind:
     return Kind(products_by(linear), linear.weight.shape, linear.weight.dtype, torch.get_num_threads())
-
-
-_known: dict[Kind, Choices] = {}
-"""Choices of this process. Layers that an adapter changed have those of its base."""
 
 
 def _choices(linears: Sequence[nn.Linear]) -> Choices:

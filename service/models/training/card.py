@@ -15,6 +15,7 @@ from service.models.training.corpus import DocumentRecord
 from service.models.training.curriculum import Stage
 from service.models.training.shape import KINDS, PRESETS, SHIPPED, Preset, encoding_of, served_name
 from service.models.training.train import LogEntry
+from service.sharing.cpus import processor
 
 TRAINING = "Training"
 TABLE_START, TABLE_END = "<!-- table:start -->", "<!-- table:end -->"
@@ -80,10 +81,7 @@ class Facts:
 
 def hardware(device: torch.device) -> str:
     """The machine in words: operating system, processor, accelerator."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    parts = [f"{platform.system()} {platform.machine()}", models[0] if models else platform.machine()]
+    parts = [f"{platform.system()} {platform.machine()}", processor()]
     if device.type == "cuda":
         parts.append(torch.cuda.get_device_name(device))
     return ", ".join(parts)

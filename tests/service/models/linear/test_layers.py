@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,15 +15,16 @@ from torch import nn
 from service.cli.server import local_server
 from service.models import start
 from service.models.checkpoint import loading
-from service.models.checkpoint.fingerprint import fingerprint
+from service.models.checkpoint.fingerprint import contents, fingerprint
 from service.models.checkpoint.loading import DEMO
-from service.models.linear import layers
+from service.models.linear import known, layers
 from service.models.linear.layers import EDGES, UNBOUNDED, ChosenLinear, products_of, replace, undo, use_fastest
 from service.models.linear.packing import PackedWeight, by_packed, by_sums
 from service.models.linear.products import Product, by_columns, by_groups, by_onednn, has_onednn, plain, products_by
 from service.models.linear.samples import Sample
 from service.settings import Settings
 from tests.models import tiny_model, tiny_tokens
+from tests.service.conftest import tiny_checkpoint
 
 pytestmark = pytest.mark.skipif(
     len(products_by(nn.Linear(512, 192))) < 4, reason="this torch lacks MKL or oneDNN, so it has fewer products"
@@ -36,7 +38,7 @@ def layer(bias: bool = False) -> nn.Linear:
     return nn.Linear(512, 192, bias=bias).requires_grad_(False)
 
 
-def use(model: nn.Module, choice: layers.Choice) -> None:
+def use(model: nn.Module, choice: known.Choice) -> None:
     """``use_fastest``, as if these products were the fastest."""
     linears = [module for module in model.modules() if type(module) is nn.Linear]
     replace(model, {each: ChosenLinear(each, choice) for each in linears if len(products_by(each)) > 1})
@@ -90,7 +92,7 @@ def decide(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Product, int], fl
             return [seconds(product, rows) for product in (*of_plain, *of_packed)]
 
     monkeypatch.setattr(layers, "Sample", Timed)
-    monkeypatch.setattr(layers, "_known", {})
+    monkeypatch.setattr(known, "_timed", {})
     return asked
 
 
@@ -286,7 +288,6 @@ def test_a_model_keeps_its_parameters() -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 640}
     _, model = tiny_model("llama", tie_word_embeddings=True, **sizes)
     before, ids = dict(model.named_parameters()), tiny_tokens(2, 40)
-    contents = fingerprint(model)
     with torch.no_grad():
         logits, one = model(ids).logits, model(ids[:1, :1]).logits
         use(model, ALL)
@@ -296,15 +297,35 @@ def test_a_model_keeps_its_parameters() -> None:
     assert {name: id(each) for name, each in after.items()} == {name: id(each) for name, each in before.items()}
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert isinstance(model.lm_head, ChosenLinear)
-    assert fingerprint(model) == contents, "servers of one model share their work, whatever they have chosen"
 
 
-def test_in_half_precision_the_products_are_in_the_fingerprint() -> None:
-    model = tiny_model("llama", hidden_size=256, intermediate_size=512, vocab_size=640)[1].bfloat16()
-    contents = fingerprint(model)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_products_are_in_the_fingerprint(dtype: torch.dtype) -> None:
+    model = tiny_model("llama", hidden_size=256, intermediate_size=512, vocab_size=640)[1].to(dtype)
+    before = fingerprint(model), contents(model)
     use(model, ALL)
     assert products_of(model)
-    assert fingerprint(model) != contents, "outcomes of plain products are not its own"
+    assert contents(model) == before[1]
+    assert fingerprint(model) != before[0], "outcomes of plain products are not its own"
+
+
+def test_choices_of_an_earlier_start_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Other times would choose others. Timed anew, they replace the kept ones for later starts too."""
+    folder = tiny_checkpoint(tmp_path / "model", hidden_size=256, intermediate_size=512)
+    database_url = f"sqlite:///{tmp_path / 'jobs.db'}"
+
+    def start_with(fastest: Product, **fields: Any) -> list[str]:
+        decide(monkeypatch, lambda product, rows: 1.0 if product is fastest else 2.0)
+        given = Settings(_env_file=None, model=str(folder), cache_tokens=256, database_url=database_url, **fields)
+        with local_server(given) as url:
+            products: list[str] = httpx.get(f"{url}/models").json()["models"][0]["products"]
+        return products
+
+    first = start_with(by_columns)
+    assert "512x256: plain up to 1, by_columns up to 4, plain" in first
+    assert start_with(plain) == first
+    assert start_with(plain, time_products=True) == []
+    assert start_with(by_columns) == []
 
 
 def test_the_demo_model_is_served_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
