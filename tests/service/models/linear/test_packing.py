@@ -21,7 +21,7 @@ from service.cli.server import local_server
 from service.models import start
 from service.models.checkpoint import loading
 from service.models.checkpoint.adapters import Adapter, adapted
-from service.models.checkpoint.fingerprint import contents, fingerprint
+from service.models.checkpoint.fingerprint import contents
 from service.models.checkpoint.loading import DEMO, load
 from service.models.linear import layers, packing
 from service.models.linear.layers import UNBOUNDED, ChosenLinear, replace, use_fastest
@@ -216,7 +216,6 @@ class TestModel:
         assert other.lm_head.weight is other.model.embed_tokens.weight
         assert type(other.lm_head) is nn.Linear
         assert contents(plain) == contents(other)
-        assert fingerprint(plain) == fingerprint(other)
         assert sum(places(plain).values()) == sum(places(other).values())
         assert {name: each.shape for name, each in plain.named_parameters()} == {
             name: each.shape for name, each in other.named_parameters()
