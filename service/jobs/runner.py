@@ -22,6 +22,7 @@ from service.jobs.database.calls import PatientCalls, StoreCalls
 from service.jobs.database.opening import StoreOutOfReach
 from service.jobs.execution import Execution
 from service.jobs.signals import within
+from service.jobs.storage.pruning import Pruning
 from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.units import ClaimedUnit
@@ -65,6 +66,7 @@ class JobRunner:
         self._models, self._settings, self._calls = models, settings, calls
         only_own, lease_s = not settings.resume_jobs, settings.lease_s
         self._queue = JobQueue(store.database, store.owner, versions_of(models), only_own=only_own, lease_s=lease_s)
+        self._pruning = Pruning(store.database)
         self._beat_s = min(BEAT_S, lease_s / 3)
         self._jobs, self._store_call = ActiveJobs(store.in_flight), PatientCalls(calls)
         self._execution = Execution(self._queue, self._jobs, models, settings, workers, self._store_call, as_api_error)
@@ -186,6 +188,6 @@ class JobRunner:
 
     async def _prune(self) -> None:
         limits = self._settings.outcomes_max_bytes, self._settings.jobs_kept_days
-        removed, jobs = await self._store_call(self._queue.prune, *limits)
+        removed, jobs = await self._store_call(self._pruning.prune, *limits)
         if removed or jobs:
             log.info("store_pruned", outcomes=removed, jobs=jobs)

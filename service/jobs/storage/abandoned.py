@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import UTC, datetime
 
 import structlog
 from sqlalchemy import and_, case, func, select, update
@@ -69,7 +68,7 @@ def give_up_if_stuck(session: Session, job: Job) -> bool:
     if job.claims <= MOST_CLAIMS:
         return False
     log.warning("job_failed", job=job.id, **NO_PROGRESS)
-    job.state, job.finished_at, job.owner, job.lease_until = "failed", datetime.now(UTC), None, None
+    job.state, job.finished_at, job.owner, job.lease_until = "failed", now(session), None, None
     job.error = dict(NO_PROGRESS)
     units.delete_unfinished(session, job.number)
     return True

@@ -9,12 +9,9 @@ next stage or its result.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, undefer
 
@@ -22,48 +19,18 @@ from service.evaluation.cost import Cost
 from service.evaluation.unit import Outcome
 from service.jobs.database.opening import Database
 from service.jobs.database.tables import Job, UnfinishedUnit
-from service.jobs.records import UNFINISHED, JobState
+from service.jobs.records import JobState
 from service.jobs.storage import outcomes, results, units
 from service.jobs.storage.abandoned import free_abandoned, give_up_if_stuck, is_gone
+from service.jobs.storage.claims import Claimed, LeaseLost, Recorded, Taken
 from service.jobs.storage.outcomes import changed
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.results import Packed
-from service.jobs.storage.servers import ACCEPTED_S, Seen, Servers, any_unfinished, remove_lapsed
-from service.jobs.storage.units import ClaimedUnit, Finished, now
+from service.jobs.storage.servers import ACCEPTED_S, Seen, Servers, any_unfinished
+from service.jobs.storage.units import Finished, now
 
 PLANNED = exists().where(UnfinishedUnit.job == Job.number)
 """True for a job with unfinished units."""
-
-
-class LeaseLost(RuntimeError):
-    """The job is no longer this process's: it was cancelled, or another took it."""
-
-
-class Recorded(Enum):
-    """Finished units were recorded, and others are ``LEFT``; or it was the ``LAST``, and the process owns the job. The
-    job is ``LOST``: it has ended."""
-
-    LEFT = 1
-    LAST = 2
-    LOST = 3
-
-
-@dataclass(frozen=True)
-class Claimed:
-    """A job that this process works on. ``others_may``: another process accepted it, and one lives that takes it."""
-
-    number: int
-    id: str
-    tenant: str
-    request: dict[str, Any]
-    others_may: bool = False
-
-
-class Taken(NamedTuple):
-    """Units of the plan with the digest ``plan`` that this process has claimed."""
-
-    plan: str
-    units: list[ClaimedUnit]
 
 
 class JobQueue:
@@ -277,7 +244,7 @@ class JobQueue:
             return ended
 
     def _end(self, session: Session, condition: ColumnElement[bool], state: JobState, **values: Any) -> bool:
-        ended = {"state": state, "finished_at": datetime.now(UTC), "owner": None, "lease_until": None}
+        ended = {"state": state, "finished_at": now(session), "owner": None, "lease_until": None}
         return changed(session.execute(update(Job).where(condition).values(ended | values))) > 0
 
     def beat(self, leased: Collection[int], progress: Mapping[tuple[int, int], int] | None = None) -> set[int]:
@@ -323,19 +290,6 @@ class JobQueue:
                     waiting = update(Job).where(Job.number == number, Job.owner.is_(None))
                     session.execute(waiting.values(waits | {"claims": claims}))
             self._servers.leave(session)
-
-    def prune(self, most_bytes: int, kept_days: float | None) -> tuple[int, int]:
-        """Remove old outcomes above ``most_bytes``, and jobs that ended more than ``kept_days`` ago; returns how many
-        of both."""
-        with self._database.writing() as session:
-            jobs = 0
-            if kept_days is not None:
-                ended = Job.finished_at < datetime.now(UTC) - timedelta(days=kept_days)
-                jobs = changed(session.execute(delete(Job).where(Job.state.not_in(UNFINISHED), ended)))
-            removed = outcomes.prune(session, most_bytes)
-            remove_lapsed(session)
-        self._database.checkpoint()
-        return removed, jobs
 
     def _mine(self, number: int) -> ColumnElement[bool]:
         return and_(Job.number == number, Job.owner == self._owner, Job.state == "running")

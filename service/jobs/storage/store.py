@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import case, delete, func, select
@@ -80,7 +79,6 @@ class JobStore:
             model=request.model,
             models=models_text(models),
             state="queued",
-            created_at=datetime.now(UTC),
             units_total=units,
             tokens_total=tokens,
             added_by=str(self.owner),
@@ -92,7 +90,7 @@ class JobStore:
         try:
             with self.database.writing() as session:
                 give_number(session, job)
-                job.lease_until = now(session, ACCEPTED_S)
+                job.created_at, job.lease_until = now(session), now(session, ACCEPTED_S)
                 session.add(job)
                 session.flush()
                 alone(session, tenant)
@@ -159,7 +157,7 @@ class JobStore:
         with self.database.writing() as session:
             job = _job(session, tenant, job_id, for_update=True)
             if job.state in UNFINISHED:
-                job.state, job.finished_at, job.owner, job.lease_until = "cancelled", datetime.now(UTC), None, None
+                job.state, job.finished_at, job.owner, job.lease_until = "cancelled", now(session), None, None
                 units.delete_unfinished(session, job.number)
             return self._info(session, job, job.request)
 

@@ -23,8 +23,9 @@ from service.api import store
 from service.jobs.database import calls, opening
 from service.jobs.database.calls import PatientCalls, StoreCalls
 from service.jobs.database.opening import StoreOutOfReach, StoreUnusable
+from service.jobs.storage.pruning import Pruning
 from service.jobs.storage.store import JobStore
-from tests.service.jobs.adding import add, queue_of
+from tests.service.jobs.adding import add
 from tests.service.jobs.postgres import frozen
 from tests.service.jobs.test_routes import BODY, ended, submitted
 from tests.service.serving import ends, generate, process, serving, wait_for
@@ -138,7 +139,7 @@ def test_without_its_log_nothing_is_written_and_nothing_lost(tmp_path: Path) -> 
 def test_a_copy_of_the_file_has_what_was_there_when_it_was_pruned(tmp_path: Path) -> None:
     store = JobStore(f"sqlite:///{tmp_path / 'jobs.db'}")
     kept = add(store)
-    queue_of(store).prune(2**30, None)
+    Pruning(store.database).prune(2**30, None)
     copy = tmp_path / "copy.db"
     copy.write_bytes((tmp_path / "jobs.db").read_bytes())
     found = JobStore(f"sqlite:///{copy}")

@@ -16,7 +16,8 @@ from service.evaluation.perplexity.request import PerplexityRequest
 from service.jobs.database.opening import StoreOutOfReach
 from service.jobs.database.tables import Job, StoredOutcome
 from service.jobs.signals import within
-from service.jobs.storage.queue import JobQueue, Recorded, Taken
+from service.jobs.storage.claims import Recorded, Taken
+from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.units import Finished
 from tests.service.jobs.bench import LONG, Bench, body, only_sqlite

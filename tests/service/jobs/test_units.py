@@ -14,8 +14,9 @@ from sqlalchemy import select, update
 from service.jobs.database.tables import UnfinishedUnit
 from service.jobs.records import AtWork
 from service.jobs.storage.abandoned import MOST_CLAIMS
+from service.jobs.storage.claims import Recorded
 from service.jobs.storage.owner import Owner
-from service.jobs.storage.queue import JobQueue, Recorded
+from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.results import Packed
 from service.jobs.storage.store import JobStore
 from tests.service.jobs.adding import LEASE_S, PLAN, claimed, enter, planned, queue_of, taken, unit
