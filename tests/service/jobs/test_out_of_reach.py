@@ -238,6 +238,7 @@ async def test_a_database_out_of_reach_is_asked_more_and_more_rarely(monkeypatch
 async def test_a_call_that_succeeds_says_nothing_of_one_that_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     """As reads and writes of a full disk."""
     monkeypatch.setattr(calls, "RETRY_S", 0.01)
+    monkeypatch.setattr(calls, "log", log := CapturingLogger())
     pool, full = StoreCalls(), Event()
     patient = PatientCalls(pool)
 
@@ -253,7 +254,16 @@ async def test_a_call_that_succeeds_says_nothing_of_one_that_is_retried(monkeypa
     writes[0].cancel()
     await asyncio.wait(writes[:1])
     assert patient.out_of_reach, "two others wait"
+    for write_of_the_end in writes[1:]:
+        write_of_the_end.cancel()
+    await asyncio.wait(writes)
+    assert not patient.out_of_reach
+    assert [call.args for call in log.calls] == [("jobs_out_of_reach",)], "nothing was written yet"
+    last = asyncio.create_task(patient(write))
+    while not patient.out_of_reach:
+        await asyncio.sleep(0.01)
     full.set()
-    await asyncio.gather(*writes[1:])
+    await last
     pool.close()
     assert not patient.out_of_reach
+    assert [call.args for call in log.calls][1:] == [("jobs_out_of_reach",), ("jobs_within_reach",)]
