@@ -134,6 +134,7 @@ def test_a_unit_that_kills_every_process_ends_its_job(store: JobStore) -> None:
     failed = store.get("anna", job.id)
     assert failed.error is not None
     assert (failed.state, failed.error.code) == ("failed", "no_progress")
+    assert "ropeway jobs resume" in failed.error.message
 
 
 def test_a_death_counts_once_if_the_next_process_has_another_plan(store: JobStore) -> None:
