@@ -253,9 +253,10 @@ async def test_jobs_wait_for_an_api_key_that_is_gone(bench: Bench, monkeypatch: 
 
     monkeypatch.setattr(WindowsUnit, "run", revoking)
     job_id, unknown = bench.add(), bench.add("carla")
-    async with bench.running(keys=keys):
+    async with bench.running(keys=keys) as at_work:
         await bench.until(lambda: "anna" not in keys)
         other = bench.add("berta", methods=[{"method": "default"}])
+        at_work.notify()
         await bench.ended(other, tenant="berta")
         await asyncio.sleep(0.1)
         waiting = bench.store.get("anna", job_id)
@@ -266,6 +267,7 @@ async def test_jobs_wait_for_an_api_key_that_is_gone(bench: Bench, monkeypatch: 
         assert rows == [(position, None) for position in (3, 4, 5)]
         monkeypatch.setattr(WindowsUnit, "run", run)
         keys.add("anna")
+        at_work.notify()
         (job,) = await bench.ended(job_id)
     assert (job.state, bench.numbers(job_id)) == ("done", expected)
     named = [call.kwargs["tenant"] for call in log.calls if call.args == ("jobs_wait_for_their_key",)]
