@@ -87,7 +87,9 @@ def create_app(settings: Settings) -> FastAPI:
             assign_policies(policies, models)
             workers = app.state.workers = Workers(shared=settings.has_keys, busy=models.are_generating)
             stack.callback(workers.close)
-            runner = app.state.job_runner = JobRunner(store, models, settings, workers, calls, errors.as_api_error)
+            runner = app.state.job_runner = JobRunner(
+                store, models, settings, workers, calls, errors.as_api_error, keys.tenants
+            )
             app.state.metrics.jobs_out_of_reach.set_function(runner.out_of_reach)
             runner.start()
             stack.push_async_callback(runner.close)
@@ -113,7 +115,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.metrics, app.state.traffic = Metrics(settings.replica_name), Traffic()
     shared = None if settings.shared_url is None else SharedLimits(settings.shared_url)
     app.state.token_rate = TokenRate(settings.key_tokens_per_minute, shared)
-    keys = ApiKeys(settings.api_keys, settings.api_keys_file)
+    keys = app.state.keys = ApiKeys(settings.api_keys, settings.api_keys_file)
     _add_layers(app, settings, keys, shared)
     errors.install(app)
     tracing.install(app, settings)

@@ -110,6 +110,7 @@ QUEUE = "tests/service/jobs/test_queue.py"
 UNITS = "tests/service/jobs/test_units.py"
 SERVERS = "tests/service/jobs/test_servers.py"
 STORE = "tests/service/jobs/test_store.py"
+PRUNING = "tests/service/jobs/test_pruning.py"
 FAILING = "tests/service/jobs/test_failing.py"
 ADDRESS = "tests/service/jobs/test_address.py"
 
@@ -377,6 +378,11 @@ JOBS = [
     Mutation("a stage that others finished is left alone", "service/jobs",
              "job.plan.in_stages and job.digest != digest:", "job.plan.in_stages:",
              ("tests/service/jobs/test_stages.py",)),
+    Mutation("jobs of a key that is gone run on", "service/jobs", "oldest = self._with_keys(oldest)", "pass",
+             ("tests/service/jobs/test_runner.py",)),
+    Mutation("a jump of the clock removes jobs", "service/jobs", "if gained > JUMP_S:", "if False:", (PRUNING,)),
+    Mutation("outcomes of others leave with a job", "service/jobs", "join(Job).where(leaving, SHARES_NOTHING)",
+             "join(Job).where(leaving)", (PRUNING,)),
     Mutation("one retry less", "service/jobs", "job.failures[position] > MOST_RETRIES",
              "job.failures[position] >= MOST_RETRIES", (FAILING,)),
 ]  # fmt: skip

@@ -56,7 +56,8 @@ def revoke(
     key: Annotated[str, typer.Argument(metavar="KEY", help="Its name, or the first digits of its hash.")],
     file: File = None,
 ) -> None:
-    """Remove a key from the file. A running server that reads the file then refuses the key."""
+    """Remove a key from the file. A running server that reads the file then refuses the key. Jobs of the key
+    wait, also half-way, until it is in the file again."""
     from service.api.http import key_file
 
     path = _needed(file)

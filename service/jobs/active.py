@@ -11,8 +11,8 @@ from service.evaluation.unit import Outcome
 from service.jobs.planning import Planned
 from service.jobs.records import AtWork
 from service.jobs.signals import Signal
+from service.jobs.storage.claims import Claimed
 from service.jobs.storage.outcomes import pack
-from service.jobs.storage.queue import Claimed
 from service.jobs.storage.units import ClaimedUnit, Finished
 
 CLAIM_S = 1.0

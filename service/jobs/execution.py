@@ -22,7 +22,8 @@ from service.jobs.active import ActiveJob, ActiveJobs
 from service.jobs.database.calls import RETRY_S, PatientCalls
 from service.jobs.planning import planned, request_of
 from service.jobs.records import AtWork
-from service.jobs.storage.queue import Claimed, JobQueue, LeaseLost, Recorded, Taken
+from service.jobs.storage.claims import Claimed, LeaseLost, Recorded, Taken
+from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.results import Packed, pack
 from service.jobs.storage.units import ClaimedUnit, Finished
 from service.models.registry import ModelRegistry, ServedModel

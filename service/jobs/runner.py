@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 import structlog
@@ -22,6 +22,7 @@ from service.jobs.database.calls import PatientCalls, StoreCalls
 from service.jobs.database.opening import StoreOutOfReach
 from service.jobs.execution import Execution
 from service.jobs.signals import within
+from service.jobs.storage.pruning import Pruning
 from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.units import ClaimedUnit
@@ -50,10 +51,11 @@ log = structlog.get_logger()
 class JobRunner:
     """Runs the jobs of ``store`` on ``models``. Start, use and close it on one event loop.
 
-    ``as_api_error`` gives the code and the message of a job that fails.
+    ``as_api_error`` gives the code and the message of a job that fails. ``tenants`` gives those whose jobs run now,
+    None for all. Nobody can see or cancel the jobs of others, whose API keys are gone. They wait.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of the application that it works with
         self,
         store: JobStore,
         models: ModelRegistry,
@@ -61,13 +63,16 @@ class JobRunner:
         workers: Workers,
         calls: StoreCalls,
         as_api_error: Callable[[Exception], ApiError],
+        tenants: Callable[[], Collection[str] | None] = lambda: None,
     ) -> None:
-        self._models, self._settings, self._calls = models, settings, calls
+        self._models, self._settings, self._calls, self._tenants = models, settings, calls, tenants
         only_own, lease_s = not settings.resume_jobs, settings.lease_s
         self._queue = JobQueue(store.database, store.owner, versions_of(models), only_own=only_own, lease_s=lease_s)
+        self._pruning = Pruning(store.database)
         self._beat_s = min(BEAT_S, lease_s / 3)
         self._jobs, self._store_call = ActiveJobs(store.in_flight), PatientCalls(calls)
         self._execution = Execution(self._queue, self._jobs, models, settings, workers, self._store_call, as_api_error)
+        self._without_key: set[str] = set()
         self._looked: dict[str, tuple[float, dict[str, int]]] = {}
         self._turns: dict[tuple[str, str], int] = {}
         self._count = itertools.count(1)
@@ -157,10 +162,12 @@ class JobRunner:
         async with self._choosing:
             tried: set[int] = set()
             while True:
+                await self._set_aside()
                 claimed = [job for job in self._jobs.active.values() if job.claimed[model]]
                 oldest = await self._waiting(model, tried, at_work=bool(claimed))
                 for job in claimed:
                     oldest[job.tenant] = min(job.number, oldest.get(job.tenant, job.number))
+                oldest = self._with_keys(oldest)
                 if not oldest:
                     return None
                 tenant = min(oldest, key=lambda tenant: (self._turns.get((model, tenant), 0), oldest[tenant]))
@@ -184,8 +191,28 @@ class JobRunner:
             self._looked[model] = time.monotonic(), answer
         return dict(answer)
 
+    def _with_keys(self, oldest: dict[str, int]) -> dict[str, int]:
+        """``oldest`` without the tenants whose jobs wait for their API keys. The log names each once."""
+        tenants = self._tenants()
+        if tenants is None:
+            return oldest
+        gone = oldest.keys() - tenants
+        for tenant in sorted(gone - self._without_key):
+            log.warning("jobs_wait_for_their_key", tenant=tenant)
+        self._without_key = (self._without_key | gone).difference(tenants)
+        return {tenant: number for tenant, number in oldest.items() if tenant not in gone}
+
+    async def _set_aside(self) -> None:
+        """Give back what was claimed for tenants whose API keys are gone, after the units at work."""
+        tenants = self._tenants()
+        for job in list(self._jobs.active.values()):
+            if tenants is not None and job.tenant not in tenants and not job.in_flight:
+                await self._store_call(self._queue.give_back, job.number)
+                log.info("job_set_aside", job=job.id)
+                self._jobs.drop(job)
+
     async def _prune(self) -> None:
         limits = self._settings.outcomes_max_bytes, self._settings.jobs_kept_days
-        removed, jobs = await self._store_call(self._queue.prune, *limits)
+        removed, jobs = await self._store_call(self._pruning.prune, *limits)
         if removed or jobs:
             log.info("store_pruned", outcomes=removed, jobs=jobs)

@@ -115,7 +115,7 @@ class Ropeway:
         state = self._app.state if self._app is not None else None
         if state is None or not hasattr(state, "jobs"):
             return {JOBS: 0}
-        return {JOBS: await state.store_calls.within(COUNT_S, state.jobs.unfinished)}
+        return {JOBS: await state.store_calls.within(COUNT_S, state.jobs.unfinished, state.keys.tenants())}
 
 
 def _draining(lifespan: Any, grace_s: float) -> Any:

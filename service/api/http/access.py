@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import context
 from service.api.errors import answer
-from service.api.http.key_file import InvalidKeyFile, hash_of, read_hashes
+from service.api.http.key_file import SHOWN, InvalidKeyFile, hash_of, read_hashes
 from service.errors import ApiError
 from service.sharing.limits import Concurrency, LimitsOutOfReach
 
@@ -53,8 +53,15 @@ class ApiKeys:
             digest = hash_of(key)
             for known in (*self._fixed, *self._from_file):
                 if hmac.compare_digest(digest, known):
-                    found = known[:16]
+                    found = known[:SHOWN]
         return found
+
+    def tenants(self) -> frozenset[str] | None:
+        """The tenants of all valid keys; None where no key is asked for."""
+        if not self.asked_for:
+            return None
+        self.reload_if_changed()
+        return frozenset(known[:SHOWN] for known in (*self._fixed, *self._from_file))
 
     def reload_if_changed(self) -> None:
         version = self._seen()

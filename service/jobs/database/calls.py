@@ -90,7 +90,8 @@ class PatientCalls:
                 self._begun.add(call)
                 call.add_done_callback(self._begun.discard)
                 try:
-                    return await asyncio.shield(call)
+                    answer = await asyncio.shield(call)
+                    break
                 except StoreOutOfReach as error:
                     if not self.out_of_reach:
                         log.warning("jobs_out_of_reach", error=str(error))
@@ -100,8 +101,9 @@ class PatientCalls:
                     wait_s = min(2 * wait_s, LONGEST_RETRY_S)
         finally:
             self._retried -= retried
-            if retried and not self.out_of_reach:
-                log.info("jobs_within_reach")
+        if retried and not self.out_of_reach:
+            log.info("jobs_within_reach")
+        return answer
 
     async def settle(self, timeout_s: float) -> None:
         """Wait for calls whose callers have gone, for ``timeout_s`` seconds at most."""

@@ -1,12 +1,11 @@
-"""Work that dead processes left behind, and the end of jobs that kill every process."""
+"""Work that processes leave behind, dead or in an orderly end, and the end of jobs that kill every process."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import UTC, datetime
 
 import structlog
-from sqlalchemy import and_, case, func, select, update
+from sqlalchemy import and_, case, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.jobs.database.opening import Database
@@ -23,8 +22,8 @@ servers must not do so for ever. An orderly end of a server does not count."""
 NO_PROGRESS = {
     "code": "no_progress",
     "message": f"given up: {MOST_CLAIMS} times a server that ran it was killed or failed before a unit was "
-    "finished. The log or the memory limit of the server may explain it. Finished units stay in the store for a "
-    "smaller request",
+    "finished. The log or the memory limit of the server may explain it. If the job did not cause it, go on with "
+    "`ropeway jobs resume` or POST /jobs/ID/resume. Finished units stay in the store, also for a smaller request",
 }
 
 log = structlog.get_logger()
@@ -64,12 +63,32 @@ def free_abandoned(database: Database, this: str, leased: Collection[int]) -> No
                 give_up_if_stuck(session, job)
 
 
+def release(session: Session, owner: str, leased: Collection[int]) -> None:
+    """Give up everything of ``owner``, in its orderly end: its claims do not count. Jobs that no other process works
+    on wait to be planned again. It works on those of ``leased``."""
+    row = UnfinishedUnit
+    mine = select(row.job).where(row.owner == owner)
+    waits = {"state": "queued", "owner": None, "lease_until": None}
+    claims = case((Job.claims > 0, Job.claims - 1), else_=0)
+    planning = update(Job).where(Job.owner == owner, Job.state == "running")
+    session.execute(planning.values(waits | {"claims": claims}))
+    shared = and_(Job.state == "running", or_(Job.number.in_(mine), Job.number.in_(leased)))
+    numbers = list(session.scalars(select(Job.number).where(shared).order_by(Job.number).with_for_update()))
+    units.free(session, owner)
+    for number in numbers:
+        at_work = exists().where(row.job == number, row.owner.is_not(None))
+        if not session.scalar(select(at_work)):
+            units.delete_unfinished(session, number)
+            waiting = update(Job).where(Job.number == number, Job.owner.is_(None))
+            session.execute(waiting.values(waits | {"claims": claims}))
+
+
 def give_up_if_stuck(session: Session, job: Job) -> bool:
     """End a job after more than ``MOST_CLAIMS`` claims without a finished unit; true if it ended."""
     if job.claims <= MOST_CLAIMS:
         return False
     log.warning("job_failed", job=job.id, **NO_PROGRESS)
-    job.state, job.finished_at, job.owner, job.lease_until = "failed", datetime.now(UTC), None, None
+    job.state, job.finished_at, job.owner, job.lease_until = "failed", now(session), None, None
     job.error = dict(NO_PROGRESS)
     units.delete_unfinished(session, job.number)
     return True

@@ -9,12 +9,9 @@ next stage or its result.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, undefer
 
@@ -22,48 +19,15 @@ from service.evaluation.cost import Cost
 from service.evaluation.unit import Outcome
 from service.jobs.database.opening import Database
 from service.jobs.database.tables import Job, UnfinishedUnit
-from service.jobs.records import UNFINISHED, JobState
+from service.jobs.records import JobState
 from service.jobs.storage import outcomes, results, units
-from service.jobs.storage.abandoned import free_abandoned, give_up_if_stuck, is_gone
+from service.jobs.storage.abandoned import free_abandoned, give_up_if_stuck, is_gone, release
+from service.jobs.storage.claims import Claimed, LeaseLost, Recorded, Taken
 from service.jobs.storage.outcomes import changed
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.results import Packed
-from service.jobs.storage.servers import ACCEPTED_S, Seen, Servers, any_unfinished, remove_lapsed
-from service.jobs.storage.units import ClaimedUnit, Finished, now
-
-PLANNED = exists().where(UnfinishedUnit.job == Job.number)
-"""True for a job with unfinished units."""
-
-
-class LeaseLost(RuntimeError):
-    """The job is no longer this process's: it was cancelled, or another took it."""
-
-
-class Recorded(Enum):
-    """Finished units were recorded, and others are ``LEFT``; or it was the ``LAST``, and the process owns the job. The
-    job is ``LOST``: it has ended."""
-
-    LEFT = 1
-    LAST = 2
-    LOST = 3
-
-
-@dataclass(frozen=True)
-class Claimed:
-    """A job that this process works on. ``others_may``: another process accepted it, and one lives that takes it."""
-
-    number: int
-    id: str
-    tenant: str
-    request: dict[str, Any]
-    others_may: bool = False
-
-
-class Taken(NamedTuple):
-    """Units of the plan with the digest ``plan`` that this process has claimed."""
-
-    plan: str
-    units: list[ClaimedUnit]
+from service.jobs.storage.servers import ACCEPTED_S, Seen, Servers, any_unfinished
+from service.jobs.storage.units import PLANNED, Finished, now
 
 
 class JobQueue:
@@ -210,6 +174,10 @@ class JobQueue:
         """Give back units of a job whose ``plan`` is another one here: other code, hardware or limits. The job is left
         alone until no process works on that plan, or it has a new one."""
         self._other_plans[number] = plan
+        self.give_back(number)
+
+    def give_back(self, number: int) -> None:
+        """Free the units of a job that this process has claimed."""
         with self._database.writing() as session:
             units.free(session, self._owner, number)
 
@@ -277,8 +245,8 @@ class JobQueue:
             return ended
 
     def _end(self, session: Session, condition: ColumnElement[bool], state: JobState, **values: Any) -> bool:
-        ended = {"state": state, "finished_at": datetime.now(UTC), "owner": None, "lease_until": None}
-        return changed(session.execute(update(Job).where(condition).values(ended | values))) > 0
+        values |= {"state": state, "finished_at": now(session), "owner": None, "lease_until": None}
+        return changed(session.execute(update(Job).where(condition).values(values))) > 0
 
     def beat(self, leased: Collection[int], progress: Mapping[tuple[int, int], int] | None = None) -> set[int]:
         """Renew the leases of the jobs ``leased`` and of their units, and write the tokens that units have done: (job,
@@ -304,38 +272,10 @@ class JobQueue:
             self._servers.hold(session, self._lease_s)
 
     def release(self, leased: Collection[int] = ()) -> None:
-        """Give up everything of this process, in an orderly end: its claims do not count. Jobs that no other process
-        works on wait to be planned again."""
-        row = UnfinishedUnit
-        mine = select(row.job).where(row.owner == self._owner)
-        claims = case((Job.claims > 0, Job.claims - 1), else_=0)
+        """Give up everything of this process, in an orderly end: its claims do not count."""
         with self._database.writing() as session:
-            waits = {"state": "queued", "owner": None, "lease_until": None}
-            planning = update(Job).where(Job.owner == self._owner, Job.state == "running")
-            session.execute(planning.values(waits | {"claims": claims}))
-            shared = and_(Job.state == "running", or_(Job.number.in_(mine), Job.number.in_(leased)))
-            numbers = list(session.scalars(select(Job.number).where(shared).order_by(Job.number).with_for_update()))
-            units.free(session, self._owner)
-            for number in numbers:
-                at_work = exists().where(row.job == number, row.owner.is_not(None))
-                if not session.scalar(select(at_work)):
-                    units.delete_unfinished(session, number)
-                    waiting = update(Job).where(Job.number == number, Job.owner.is_(None))
-                    session.execute(waiting.values(waits | {"claims": claims}))
+            release(session, self._owner, leased)
             self._servers.leave(session)
-
-    def prune(self, most_bytes: int, kept_days: float | None) -> tuple[int, int]:
-        """Remove old outcomes above ``most_bytes``, and jobs that ended more than ``kept_days`` ago; returns how many
-        of both."""
-        with self._database.writing() as session:
-            jobs = 0
-            if kept_days is not None:
-                ended = Job.finished_at < datetime.now(UTC) - timedelta(days=kept_days)
-                jobs = changed(session.execute(delete(Job).where(Job.state.not_in(UNFINISHED), ended)))
-            removed = outcomes.prune(session, most_bytes)
-            remove_lapsed(session)
-        self._database.checkpoint()
-        return removed, jobs
 
     def _mine(self, number: int) -> ColumnElement[bool]:
         return and_(Job.number == number, Job.owner == self._owner, Job.state == "running")

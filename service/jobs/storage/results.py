@@ -8,11 +8,11 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import structlog
-from sqlalchemy import delete, exists, select
+from sqlalchemy import ColumnElement, and_, delete, exists, func, select
 from sqlalchemy.orm import Session
 
 from service.evaluation.results import EvaluationResult
@@ -20,6 +20,8 @@ from service.jobs.database.tables import StoredResult
 from service.jobs.storage.refusals import ResultDamaged
 
 PIECE = 256 << 10
+
+TICK = timedelta(microseconds=1)
 
 log = structlog.get_logger()
 
@@ -57,9 +59,13 @@ def unpacked(data: bytes) -> Iterator[bytes]:
 
 
 def put(session: Session, result_id: str, tenant: str, packed: Packed, job: int | None = None) -> None:
-    """Keep a result for ``tenant``."""
-    now, (evaluation, data) = datetime.now(UTC), packed
-    row = {"id": result_id, "tenant": tenant, "evaluation": evaluation, "job": job, "created_at": now}
+    """Keep a result for ``tenant``. One of no job is the tenant's newest, whatever the clocks of servers say."""
+    created_at, (evaluation, data) = datetime.now(UTC), packed
+    if job is None:
+        others = select(func.max(StoredResult.created_at)).where(_of_no_job(tenant))
+        if newest := session.scalar(others):
+            created_at = max(created_at, newest + TICK)
+    row = {"id": result_id, "tenant": tenant, "evaluation": evaluation, "job": job, "created_at": created_at}
     session.add(StoredResult(**row, size=len(data), data=data))
 
 
@@ -99,7 +105,7 @@ def is_kept(session: Session, job: int) -> bool:
 def prune(session: Session, tenant: str, most: int, most_bytes: int) -> None:
     """Remove the tenant's oldest results of no job beyond ``most`` of them, or beyond ``most_bytes``; the newest
     stays whatever its size."""
-    query = select(StoredResult.id, StoredResult.size).where(StoredResult.tenant == tenant, StoredResult.job.is_(None))
+    query = select(StoredResult.id, StoredResult.size).where(_of_no_job(tenant))
     kept = 0
     leaving = []
     for index, (result_id, size) in enumerate(session.execute(query.order_by(StoredResult.created_at.desc()))):
@@ -108,3 +114,7 @@ def prune(session: Session, tenant: str, most: int, most_bytes: int) -> None:
             leaving.append(result_id)
     for start in range(0, len(leaving), 500):
         session.execute(delete(StoredResult).where(StoredResult.id.in_(leaving[start : start + 500])))
+
+
+def _of_no_job(tenant: str) -> ColumnElement[bool]:
+    return and_(StoredResult.tenant == tenant, StoredResult.job.is_(None))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import case, delete, func, select
@@ -22,6 +21,7 @@ from service.jobs.records import ENDED_EARLY, UNFINISHED, AtWork, JobInfo, JobSt
 from service.jobs.storage import policies, results, units
 from service.jobs.storage.numbers import give_number
 from service.jobs.storage.owner import Owner
+from service.jobs.storage.pruning import remove_jobs
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, JobUnfinished, UnknownCursor, UnknownJob
 from service.jobs.storage.results import Packed
 from service.jobs.storage.servers import ACCEPTED_S
@@ -80,7 +80,6 @@ class JobStore:
             model=request.model,
             models=models_text(models),
             state="queued",
-            created_at=datetime.now(UTC),
             units_total=units,
             tokens_total=tokens,
             added_by=str(self.owner),
@@ -92,7 +91,7 @@ class JobStore:
         try:
             with self.database.writing() as session:
                 give_number(session, job)
-                job.lease_until = now(session, ACCEPTED_S)
+                job.created_at, job.lease_until = now(session), now(session, ACCEPTED_S)
                 session.add(job)
                 session.flush()
                 alone(session, tenant)
@@ -150,6 +149,12 @@ class JobStore:
                 query = query.where(Job.number < _job(session, tenant, before, missing=UnknownCursor).number)
             return [self._info(session, job, asked or {}, in_flight) for job, asked in session.execute(query)]
 
+    def unfinished(self, tenants: Collection[str] | None = None) -> int:
+        """Jobs that are queued or running, of ``tenants`` or of all."""
+        query = select(Job.tenant, func.count()).where(Job.state.in_(UNFINISHED)).group_by(Job.tenant)
+        with self.database.reading() as session:
+            return sum(jobs for tenant, jobs in session.execute(query) if tenants is None or tenant in tenants)
+
     def cancel(self, tenant: str, job_id: str) -> JobInfo:
         """End an unfinished job; outcomes of finished units stay. One that has ended stays as it is.
 
@@ -159,7 +164,7 @@ class JobStore:
         with self.database.writing() as session:
             job = _job(session, tenant, job_id, for_update=True)
             if job.state in UNFINISHED:
-                job.state, job.finished_at, job.owner, job.lease_until = "cancelled", datetime.now(UTC), None, None
+                job.state, job.finished_at, job.owner, job.lease_until = "cancelled", now(session), None, None
                 units.delete_unfinished(session, job.number)
             return self._info(session, job, job.request)
 
@@ -194,7 +199,7 @@ class JobStore:
             return self._info(session, job, job.request)
 
     def remove(self, tenant: str, job_id: str) -> None:
-        """Forget a job that has ended, and its result.
+        """Forget a job that has ended, its result, and outcomes that no other job may use.
 
         Raises:
             UnknownJob: when ``tenant`` has no such job; JobUnfinished when it has not ended.
@@ -203,7 +208,7 @@ class JobStore:
             job = _job(session, tenant, job_id, for_update=True)
             if job.state in UNFINISHED:
                 raise JobUnfinished(job_id)
-            session.execute(delete(Job).where(Job.number == job.number))
+            remove_jobs(session, Job.number == job.number)
 
     def done_units(self, job_id: str, after: int = 0) -> list[UnitDone]:  # type: ignore[valid-type]
         """Finished units with numbers above ``after``."""

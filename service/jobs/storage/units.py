@@ -16,6 +16,9 @@ from service.jobs.storage.outcomes import changed
 VALUES = 500
 """Values in one statement; databases take some thousands at most."""
 
+PLANNED = exists().where(UnfinishedUnit.job == Job.number)
+"""True for a job with unfinished units."""
+
 
 @dataclass(frozen=True)
 class Finished:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -35,10 +35,15 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running(store: JobStore, models: ModelRegistry, settings: Settings) -> AsyncIterator[JobRunner]:
+async def running(
+    store: JobStore,
+    models: ModelRegistry,
+    settings: Settings,
+    tenants: Callable[[], Collection[str] | None] = lambda: None,
+) -> AsyncIterator[JobRunner]:
     """A runner at work."""
     workers, calls = Workers(shared=False), StoreCalls()
-    runner = JobRunner(store, models, settings, workers, calls, as_api_error)
+    runner = JobRunner(store, models, settings, workers, calls, as_api_error, tenants)
     runner.start()
     try:
         yield runner
@@ -82,9 +87,12 @@ class Bench:
         return self.store.add(tenant, request, models=names, units=len(plan.units), tokens=plan.tokens).id
 
     @asynccontextmanager
-    async def running(self, store: JobStore | None = None, **settings: Any) -> AsyncIterator[JobRunner]:
+    async def running(
+        self, store: JobStore | None = None, keys: Collection[str] | None = None, **settings: Any
+    ) -> AsyncIterator[JobRunner]:
+        """A runner at work, for the tenants in ``keys`` at each moment."""
         chosen = self.settings.model_copy(update=settings)
-        async with running(store or self.store, self.models, chosen) as runner:
+        async with running(store or self.store, self.models, chosen, lambda: keys) as runner:
             yield runner
 
     async def until(self, condition: Callable[[], object], seconds: float = 30) -> None:

@@ -21,7 +21,7 @@ from service.evaluation.unit import Plan
 from service.jobs import early
 from service.jobs.early import lacking
 from service.jobs.planning import body_of
-from service.jobs.storage.queue import Recorded
+from service.jobs.storage.claims import Recorded
 from service.jobs.storage.refusals import JobDone, UnknownJob
 from service.jobs.storage.results import Packed
 from service.jobs.storage.store import JobStore

@@ -23,8 +23,9 @@ from service.api import store
 from service.jobs.database import calls, opening
 from service.jobs.database.calls import PatientCalls, StoreCalls
 from service.jobs.database.opening import StoreOutOfReach, StoreUnusable
+from service.jobs.storage.pruning import Pruning
 from service.jobs.storage.store import JobStore
-from tests.service.jobs.adding import add, queue_of
+from tests.service.jobs.adding import add
 from tests.service.jobs.postgres import frozen
 from tests.service.jobs.test_routes import BODY, ended, submitted
 from tests.service.serving import ends, generate, process, serving, wait_for
@@ -138,7 +139,7 @@ def test_without_its_log_nothing_is_written_and_nothing_lost(tmp_path: Path) -> 
 def test_a_copy_of_the_file_has_what_was_there_when_it_was_pruned(tmp_path: Path) -> None:
     store = JobStore(f"sqlite:///{tmp_path / 'jobs.db'}")
     kept = add(store)
-    queue_of(store).prune(2**30, None)
+    Pruning(store.database).prune(2**30, None)
     copy = tmp_path / "copy.db"
     copy.write_bytes((tmp_path / "jobs.db").read_bytes())
     found = JobStore(f"sqlite:///{copy}")
@@ -237,6 +238,7 @@ async def test_a_database_out_of_reach_is_asked_more_and_more_rarely(monkeypatch
 async def test_a_call_that_succeeds_says_nothing_of_one_that_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     """As reads and writes of a full disk."""
     monkeypatch.setattr(calls, "RETRY_S", 0.01)
+    monkeypatch.setattr(calls, "log", log := CapturingLogger())
     pool, full = StoreCalls(), Event()
     patient = PatientCalls(pool)
 
@@ -252,7 +254,16 @@ async def test_a_call_that_succeeds_says_nothing_of_one_that_is_retried(monkeypa
     writes[0].cancel()
     await asyncio.wait(writes[:1])
     assert patient.out_of_reach, "two others wait"
+    for write_of_the_end in writes[1:]:
+        write_of_the_end.cancel()
+    await asyncio.wait(writes)
+    assert not patient.out_of_reach
+    assert [call.args for call in log.calls] == [("jobs_out_of_reach",)], "nothing was written yet"
+    last = asyncio.create_task(patient(write))
+    while not patient.out_of_reach:
+        await asyncio.sleep(0.01)
     full.set()
-    await asyncio.gather(*writes[1:])
+    await last
     pool.close()
     assert not patient.out_of_reach
+    assert [call.args for call in log.calls][1:] == [("jobs_out_of_reach",), ("jobs_within_reach",)]

@@ -22,9 +22,10 @@ from service.jobs.database.tables import Job, StoredOutcome
 from service.jobs.records import AtWork
 from service.jobs.storage import outcomes, owner
 from service.jobs.storage.abandoned import MOST_CLAIMS
+from service.jobs.storage.claims import LeaseLost, Recorded
 from service.jobs.storage.outcomes import pack, unpack
 from service.jobs.storage.owner import Owner
-from service.jobs.storage.queue import LeaseLost, Recorded
+from service.jobs.storage.pruning import Pruning
 from service.jobs.storage.results import Packed
 from service.jobs.storage.store import JobStore
 from tests.service.jobs.adding import DATA, LEASE_S, add, claimed, enter, queue_of, taken, unit
@@ -320,11 +321,12 @@ class TestOutcomes:
                 session.execute(
                     update(StoredOutcome).where(StoredOutcome.key == unit(position).key).values(used_at=used)
                 )
-        assert queue.prune(2 * len(DATA), None) == (0, 0)  # all are needed by an unfinished job
+        pruning = Pruning(store.database)
+        assert pruning.prune(2 * len(DATA), None) == (0, 0)  # all are needed by an unfinished job
         queue.finish(number, Packed("perplexity", b""))
         _, later = claimed(store, queue)
         queue.record(later, [unit(0, data=None)])
-        assert queue.prune(2 * len(DATA), None) == (2, 0)
+        assert pruning.prune(2 * len(DATA), None) == (2, 0)
         left = [position for position in range(4) if queue.outcome(unit(position).key) is not None]
         assert left == [0, 3]
-        assert queue.prune(2 * len(DATA), None) == (0, 0)
+        assert pruning.prune(2 * len(DATA), None) == (0, 0)

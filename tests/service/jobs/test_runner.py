@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import case, select, update
+from structlog.testing import CapturingLogger
 
 from patches import parse
 from service.engine.request import SamplingParams
+from service.evaluation.perplexity.plan import WindowsUnit
 from service.evaluation.perplexity.request import PerplexityRequest
+from service.evaluation.unit import Outcome
+from service.jobs import runner
 from service.jobs.database.opening import StoreOutOfReach
-from service.jobs.database.tables import Job, StoredOutcome
+from service.jobs.database.tables import Job, StoredOutcome, UnfinishedUnit
 from service.jobs.signals import within
-from service.jobs.storage.queue import JobQueue, Recorded, Taken
+from service.jobs.storage.claims import Recorded, Taken
+from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.units import Finished
 from tests.service.jobs.bench import LONG, Bench, body, only_sqlite
@@ -234,6 +240,38 @@ async def test_only_own_jobs_and_served_models(bench: Bench, url: str) -> None:
         await asyncio.sleep(0.1)
     other.close()
     assert [bench.store.get("anna", job).state for job in (elsewhere, left, own)] == ["queued", "queued", "done"]
+
+
+async def test_jobs_wait_for_an_api_key_that_is_gone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "log", log := CapturingLogger())
+    expected, keys, run = bench.expected(), {"anna", "berta"}, WindowsUnit.run
+
+    def revoking(unit: WindowsUnit) -> Generator[int, None, Outcome]:
+        if unit.subject.method.method == "linear":
+            keys.discard("anna")
+        return (yield from run(unit))
+
+    monkeypatch.setattr(WindowsUnit, "run", revoking)
+    job_id, unknown = bench.add(), bench.add("carla")
+    async with bench.running(keys=keys) as at_work:
+        await bench.until(lambda: "anna" not in keys)
+        other = bench.add("berta", methods=[{"method": "default"}])
+        at_work.notify()
+        await bench.ended(other, tenant="berta")
+        await asyncio.sleep(0.1)
+        waiting = bench.store.get("anna", job_id)
+        assert (waiting.state, waiting.units_done) == ("running", 3), "the unit at work was finished"
+        assert bench.store.get("carla", unknown).state == "queued"
+        with bench.store.database.reading() as session:
+            rows = session.execute(select(UnfinishedUnit.position, UnfinishedUnit.owner)).all()
+        assert rows == [(position, None) for position in (3, 4, 5)]
+        monkeypatch.setattr(WindowsUnit, "run", run)
+        keys.add("anna")
+        at_work.notify()
+        (job,) = await bench.ended(job_id)
+    assert (job.state, bench.numbers(job_id)) == ("done", expected)
+    named = [call.kwargs["tenant"] for call in log.calls if call.args == ("jobs_wait_for_their_key",)]
+    assert sorted(named) == ["anna", "carla"]
 
 
 @only_sqlite

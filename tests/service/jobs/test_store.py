@@ -189,6 +189,14 @@ class TestTenants:
         assert [job.request for job in store.list("anna")] == [short.request, {}]
         assert store.get("anna", long.id).request == long.request
 
+    def test_unfinished_jobs_of_valid_keys_are_counted(self, store: JobStore) -> None:
+        for tenant in ("anna", "anna", "anna", "berta"):
+            last = add(store, tenant)
+        store.cancel("anna", add(store).id)
+        assert (store.unfinished(), store.unfinished(["anna", "carla"]), store.unfinished([])) == (4, 3, 0)
+        store.cancel("berta", last.id)
+        assert store.unfinished() == 3
+
     def test_cancelled_is_the_end(self, store: JobStore) -> None:
         job = add(store)
         with pytest.raises(JobUnfinished):

@@ -14,8 +14,9 @@ from sqlalchemy import select, update
 from service.jobs.database.tables import UnfinishedUnit
 from service.jobs.records import AtWork
 from service.jobs.storage.abandoned import MOST_CLAIMS
+from service.jobs.storage.claims import Recorded
 from service.jobs.storage.owner import Owner
-from service.jobs.storage.queue import JobQueue, Recorded
+from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.results import Packed
 from service.jobs.storage.store import JobStore
 from tests.service.jobs.adding import LEASE_S, PLAN, claimed, enter, planned, queue_of, taken, unit
@@ -133,6 +134,7 @@ def test_a_unit_that_kills_every_process_ends_its_job(store: JobStore) -> None:
     failed = store.get("anna", job.id)
     assert failed.error is not None
     assert (failed.state, failed.error.code) == ("failed", "no_progress")
+    assert "ropeway jobs resume" in failed.error.message
 
 
 def test_a_death_counts_once_if_the_next_process_has_another_plan(store: JobStore) -> None:

@@ -20,11 +20,12 @@ from service.api.http.access import ApiKeys
 from service.api.http.key_file import InvalidKeyFile, hash_of, read_hashes
 from service.cli.commands import app as ropeway
 from service.cli.shared.client import client_of
+from service.evaluation.perplexity.request import PerplexityRequest
 from service.models.checkpoint.loading import load
 from service.settings import Settings
 from tests.service.api.conftest import ANN, BOB, GENERATE
 from tests.service.conftest import tiny_checkpoint
-from tests.service.serving import engine_of, serving
+from tests.service.serving import engine_of, serving, wait_for
 
 
 @pytest.fixture
@@ -84,6 +85,20 @@ def test_the_file_is_read_again_when_it_changes(guarded: tuple[str, FastAPI, Pat
     assert client.get("/models", headers=ANN).status_code == 200
     file.write_text(before)
     assert client.get("/models", headers=BOB).status_code == 200
+
+
+def test_jobs_run_while_their_key_is_valid(guarded: tuple[str, FastAPI, Path], client: httpx.Client) -> None:
+    _, app, file = guarded
+    before, tenant = file.read_text(), hash_of("new-key")[:16]
+    body = {"input": [[5] * 40], "lengths": [32], "methods": ["default"]}
+    request, models = PerplexityRequest.model_validate(body), [app.state.models.default.name]
+    job = app.state.jobs.add(tenant, request, models=models, units=1, tokens=32).id
+    anns = client.post("/jobs", json=body | {"evaluation": "perplexity"}, headers=ANN).json()["id"]
+    wait_for(lambda: client.get(f"/jobs/{anns}", headers=ANN).json()["state"] == "done")
+    assert app.state.jobs.get(tenant, job).state == "queued"
+    file.write_text(f"{before}{hash_of('new-key')}\n")
+    wait_for(lambda: app.state.jobs.get(tenant, job).state == "done")
+    file.write_text(before)
 
 
 def test_an_empty_file_lets_nobody_in(tmp_path: Path) -> None:
