@@ -4,12 +4,18 @@ listings. ``commands`` has them; this module imports next to nothing, so that Ct
 
 from __future__ import annotations
 
-from service.cli import interrupts
+import sys
+
+from service.cli import interrupts, output
 
 
 def app(arguments: list[str] | None = None, **options: object) -> object:
     """``ropeway ARGUMENTS``, by default of this process; ``options`` are typer's."""
+    output.guard()
     interrupts.be_quiet()
     from service.cli.commands import app as commands
 
-    return commands(arguments, **options)
+    try:
+        return commands(arguments, **options)
+    finally:
+        sys.stdout.flush()  # Python would end with another word and code

@@ -57,8 +57,10 @@ def _end_quietly() -> None:
     """From the end of a command on, Ctrl-C ends the process at once. Python would print a traceback as it exits."""
     if threading.current_thread() is not threading.main_thread():
         return
-    sys.stdout.flush()
-    signal.signal(signal.SIGINT, interrupts.end_at_once)
+    try:
+        sys.stdout.flush()
+    finally:
+        signal.signal(signal.SIGINT, interrupts.end_at_once)
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # Python resets handlers soon after
 
 

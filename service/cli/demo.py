@@ -20,7 +20,7 @@ from rich.text import Text
 
 from service.cli.generate import panels, resolved_line
 from service.cli.shared.client import client_of
-from service.cli.shared.files import check_folder, picture
+from service.cli.shared.files import check_folder, picture, write
 from service.cli.shared.measuring import show
 from service.cli.shared.options import encodings
 from service.cli.shared.progress import progress
@@ -190,9 +190,9 @@ def _curve(client: Ropeway, output: Path, stride: int) -> None:
         result = client.perplexity(**body, on_progress=update)
     show(result)
     for path in (output / "curve.png", output / "curve.html"):
-        path.write_bytes(picture(result, path))
-    (output / "table.csv").write_text(csv_of(result), encoding="utf-8", newline="")
-    (output / "result.json").write_text(result.model_dump_json(indent=2), encoding="utf-8")
+        write(path, picture(result, path))
+    write(output / "table.csv", csv_of(result).encode())
+    write(output / "result.json", result.model_dump_json(indent=2).encode())
     files = "curve.png curve.html table.csv result.json"
     stdout.print(Text(f"scored in {result.seconds:.1f} s; saved in {output}: {files}"))
 
@@ -222,6 +222,6 @@ def _recall(client: Ropeway, output: Path, samples: int) -> None:
     assert isinstance(result, DepthResult)
     show(result)
     drawn = score_picture(result)
-    (output / "recall.png").write_bytes(drawn.png())
-    (output / "recall.html").write_text(plot_page(drawn), encoding="utf-8")
+    write(output / "recall.png", drawn.png())
+    write(output / "recall.html", plot_page(drawn).encode())
     stdout.print(Text(f"saved in {output}: recall.png recall.html"))

@@ -33,10 +33,10 @@ def new(
     path = _configured(file)
     if path is None:
         stderr.print(f"for the file of hashes: {line}", soft_wrap=True, markup=False, highlight=False)
-    else:
-        with _failures(path):
-            key_file.add(path, line)
-    typer.echo(key)
+        typer.echo(key)
+        return
+    with _failures(path), key_file.adding(path, line):
+        typer.echo(key)  # a key that nobody has seen must not count
 
 
 @keys.command("list")

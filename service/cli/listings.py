@@ -62,15 +62,23 @@ def methods(
         check_folder("--docs", docs)
     if docs is not None or markdown:
         from service.docs.methods import overview
-        from service.docs.pages import write_docs
 
-        typer.echo(overview() if docs is None else f"{len(write_docs(docs))} files written to {docs}")
+        typer.echo(overview() if docs is None else f"{_written(docs)} files written to {docs}")
     elif as_json:
         typer.echo(json.dumps(describe_method(name) if name else describe_methods(), indent=2))
     elif name is None:
         print_table(_all_methods(describe_methods()))
     else:
         _print_method(describe_method(name))
+
+
+def _written(docs: Path) -> int:
+    from service.docs.pages import write_docs
+
+    try:
+        return len(write_docs(docs))
+    except OSError as error:
+        fail(f"{error.filename or docs}: {error.strerror}")
 
 
 def models(model: ModelName = None, as_json: AsJson = False, server: Server = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from service.docs import export, methods, primer
+from service.sharing.files import replace
 
 
 def write_docs(folder: Path) -> list[Path]:
@@ -13,6 +14,6 @@ def write_docs(folder: Path) -> list[Path]:
     for name, text in (*methods.files(), *export.files(), *primer.files()):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        replace(path, text.encode())
         written.append(path)
     return written

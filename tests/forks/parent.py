@@ -115,6 +115,8 @@ def _become(order: Order, streams: list[int]) -> None:
     for target, source in enumerate(streams):  # sources have larger numbers than all targets
         os.dup2(source, target)
         os.close(source)
+    # The parent's own knows whether the parent's file has a position.
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for the whole process
     sys.modules["__main__"] = ModuleType("__main__")  # children of multiprocessing import the main module
     os.chdir(order.folder)
     os.environ.clear()

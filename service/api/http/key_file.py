@@ -8,14 +8,15 @@ there is no dictionary to try.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import secrets
-import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+
+from service.sharing.files import replacement
 
 SHOWN = 16
 """Digits of a hash that logs and metrics know a key by."""
@@ -93,8 +94,10 @@ def read(path: Path) -> list[KeyLine]:
     return [key for line in path.read_text(encoding="utf-8").splitlines() if (key := KeyLine.parse(line)) is not None]
 
 
-def add(path: Path, key: KeyLine) -> None:
-    """Put a key at the end of a file, which is made when there is none.
+@contextmanager
+def adding(path: Path, key: KeyLine) -> Iterator[None]:
+    """Put a key at the end of a file, which is made when there is none. The key counts from the end of the ``with`` on:
+    an exception inside leaves the file as it was.
 
     Raises:
         InvalidKeyFile: when what is there is no file of hashes; OSError when it cannot be written.
@@ -103,7 +106,8 @@ def add(path: Path, key: KeyLine) -> None:
     if path.exists():
         read_hashes(path)
         lines = path.read_text(encoding="utf-8").splitlines()
-    _replace(path, [*lines, str(key)])
+    with _replacement(path, [*lines, str(key)]):
+        yield
 
 
 def revoke(path: Path, which: str) -> KeyLine:
@@ -118,29 +122,14 @@ def revoke(path: Path, which: str) -> KeyLine:
         raise UnknownKey(f"{len(found) or 'no'} keys in {path} are called {which!r}: `ropeway keys list` shows them")
     lines = path.read_text(encoding="utf-8").splitlines()
     kept = [line for line in lines if (key := KeyLine.parse(line)) is None or key.digest != found[0].digest]
-    _replace(path, kept)
-    return found[0]
+    with _replacement(path, kept):
+        return found[0]
 
 
 def _is_meant(key: KeyLine, wanted: str) -> bool:
     return key.name == wanted != "" or (len(wanted) >= LEAST and key.digest.startswith(wanted.lower()))
 
 
-def _replace(path: Path, lines: list[str]) -> None:
-    """Replace the file as a whole; the new one keeps owner and permissions."""
-    target = path.resolve()
-    handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        if target.exists():
-            there = target.stat()
-            os.chmod(beside, there.st_mode & 0o7777)
-            with suppress(PermissionError):
-                os.chown(beside, there.st_uid, there.st_gid)
-        os.replace(beside, target)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
+def _replacement(path: Path, lines: list[str]) -> AbstractContextManager[None]:
+    """A new file is its owner's alone."""
+    return replacement(path, "".join(f"{line}\n" for line in lines).encode(), mode=0o600)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from service.cli import interrupts
 from service.cli.shared.terminal import fail, loading
 
 if TYPE_CHECKING:
@@ -32,11 +33,12 @@ def connected(
             url = server
             if url is None:
                 settings = settings_with(model=model).model_copy(update=FOR_ONE_COMMAND)
-                with loading(settings.model):
+                with loading(settings.model, here=True):
                     load_libraries()
                     if check is not None:
                         check()
                     url = stack.enter_context(local_server(settings))
+                stack.callback(interrupts.be_quiet)  # while the server stops
             yield stack.enter_context(client_of(url, trust_env=server is not None))
     except (RopewayError, StartFailed) as error:
         fail(str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from service.cli.shared.terminal import fail, stderr
+from service.sharing.files import replace
 
 if TYPE_CHECKING:
     from service.evaluation.results import EvaluationResult
@@ -23,6 +25,9 @@ TABLES = (".csv", ".tsv")
 
 PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
 """First bytes of packed files."""
+
+IN_PLACE = (errno.EACCES, errno.EPERM, errno.EBUSY)
+"""Errors where a file may be written to and not replaced: its folder is another's, or it is mounted alone."""
 
 
 def documents(files: list[str]) -> tuple[list[str], str | list[str] | None]:
@@ -131,7 +136,7 @@ def check_files(*outputs: tuple[str, Path | None]) -> None:
     Raises:
         typer.BadParameter: naming the option.
     """
-    taken: dict[Path, str] = {}
+    taken: dict[str, str] = {}
     for option, file in outputs:
         if file is None:
             continue
@@ -141,7 +146,7 @@ def check_files(*outputs: tuple[str, Path | None]) -> None:
             if file.is_dir():
                 raise typer.BadParameter(f"{str(file)!r} is a folder, and the output is a file", param_hint=option)
             _check_right(option, file if file.exists() else file.parent)
-            if (place := file.resolve()) in taken:
+            if (place := os.path.realpath(file)) in taken:
                 raise typer.BadParameter(f"{str(file)!r} is the file of {taken[place]} already", param_hint=option)
         taken[place] = option
 
@@ -187,10 +192,36 @@ def refuse_several(given: Mapping[str, object]) -> None:
 def save(path: Path, content: bytes) -> None:
     """Write a file and print its path."""
     try:
-        path.write_bytes(content)
+        write(path, content)
     except OSError as error:
         fail(f"{path}: {error.strerror}")
     stderr.print(f"saved {path}", markup=False, soft_wrap=True)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, where it can be replaced. A pipe, a device and an open file are written to."""
+    if path.exists():
+        if _is_open(path) or not path.is_file():
+            path.write_bytes(content)
+            return
+        os.close(os.open(path, os.O_WRONLY))  # replacing needs no right to the file itself
+    try:
+        replace(path, content)
+    except OSError as error:
+        if error.errno not in IN_PLACE or not path.exists():
+            raise
+        path.write_bytes(content)
+
+
+def _is_open(path: Path) -> bool:
+    """The name leads to an open file of a process, as /dev/stdout does."""
+    while True:
+        path = path.parent.resolve() / path.name
+        if path.is_relative_to("/proc"):
+            return True
+        if not path.is_symlink():
+            return False
+        path = path.parent / path.readlink()
 
 
 def picture(result: EvaluationResult, path: Path) -> bytes:

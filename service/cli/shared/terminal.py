@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NoReturn
 
 import typer
@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.status import Status
 from rich.table import Column, Table
+
+from service.cli import interrupts
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -58,8 +60,9 @@ def status(message: str) -> Status:
 
 
 @contextmanager
-def loading(model: str) -> Iterator[None]:
-    """Show that ``model`` is loading: a spinner on a terminal, one line elsewhere.
+def loading(model: str, *, here: bool = False) -> Iterator[None]:
+    """Show that ``model`` is loading: a spinner on a terminal, one line elsewhere. Ctrl-C ends a process that loads it
+    ``here`` at once.
 
     Raises:
         typer.Exit: 130 after Ctrl-C.
@@ -67,15 +70,26 @@ def loading(model: str) -> Iterator[None]:
     line = f"loading {printable(model)}"
     if not stderr.is_terminal:
         stderr.print(line, markup=False, soft_wrap=True)
+    spinner = status(line)
+
+    def interrupted() -> None:
+        spinner.stop()
+        stderr.print(f"{line} was interrupted", markup=False, soft_wrap=True)
+
     try:
-        with status(line):
+        with spinner, interrupts.ending_with(interrupted) if here else nullcontext():
             yield
     except KeyboardInterrupt:
-        stderr.print(f"{line} was interrupted", markup=False, soft_wrap=True)
+        interrupted()
         raise typer.Exit(128 + signal.SIGINT) from None
 
 
 def fail(message: str) -> NoReturn:
     """Print to stderr and end with exit code 1."""
-    stderr.print(f"error: {printable(message)}", style="red", markup=False, soft_wrap=True)
+    complain(message)
     raise typer.Exit(1)
+
+
+def complain(message: str) -> None:
+    """Print an error to stderr."""
+    stderr.print(f"error: {printable(message)}", style="red", markup=False, soft_wrap=True)

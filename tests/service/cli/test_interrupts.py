@@ -5,25 +5,33 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from service.cli import interrupts
+from service.cli import interrupts, server
+from service.cli.shared.client import connected
+from service.settings import Settings
 from tests.conftest import ROOT
 
 INTERRUPTED = """
 import signal, sys
 
+class Lost:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
 class Finder:
     def find_spec(self, name, *_):
         if name == sys.argv[1]:
-            signal.raise_signal(signal.SIGINT)
+            Lost() if name == "torch" else signal.raise_signal(signal.SIGINT)
 
 sys.meta_path.insert(0, Finder())
 from service.cli import app
 app(sys.argv[2:])
 """
-"""``ropeway``, with Ctrl-C as the module of the first argument is looked for."""
+"""``ropeway``, with Ctrl-C as the module of the first argument is looked for. For torch it comes in a ``__del__``."""
 
 
 @pytest.mark.parametrize(
@@ -51,3 +59,22 @@ def test_ctrl_c_stays_ignored_where_it_was(monkeypatch: pytest.MonkeyPatch) -> N
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, usual)
+
+
+def test_ctrl_c_ends_the_stop_of_a_server_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: list[object] = []
+
+    @contextmanager
+    def local_server(_: Settings) -> Iterator[str]:
+        yield "http://127.0.0.1:9"
+        handlers.append(signal.getsignal(signal.SIGINT))
+
+    monkeypatch.setattr(server, "local_server", local_server)
+    monkeypatch.setattr(server, "load_libraries", lambda: None)
+    usual = signal.getsignal(signal.SIGINT)
+    try:
+        with connected(None):
+            handlers.append(signal.getsignal(signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert handlers == [signal.default_int_handler, interrupts.end_at_once]
