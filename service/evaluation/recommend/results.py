@@ -26,7 +26,10 @@ from service.evaluation.sweep.results import Cost
 if TYPE_CHECKING:
     from service.policy.policy import Policy
 
-OTHERS = "Its perplexity is that of the ends of these windows, so the evaluation perplexity has other values."
+OTHERS = (
+    "Its perplexity is that of the ends of these windows, after repeated text. "
+    "So the evaluation perplexity has other values."
+)
 """For readers who compare the two."""
 
 FEWER = "Candidates that left early read fewer windows: only their loss above the best, over shared windows, compares."
