@@ -165,6 +165,7 @@ class RecommendResult(EvaluationResult):
 
     def policy(self, created: datetime) -> Policy:
         """The cheapest encoding that is good enough, by length; it ends at the target length."""
+        from service.evaluation.words import measured_text
         from service.policy.policy import Calibration, parse_policy
 
         return parse_policy(
@@ -175,6 +176,7 @@ class RecommendResult(EvaluationResult):
                 "trained_length": self.trained_length,
                 "ranges": [{"up_to": found.up_to, "pe": found.pe} for found in self.answer.ranges],
                 "calibration": Calibration(id=self.id or None, created=created, measured=[*self.words()]),
+                "notes": [measured_text(self.documents)],
             }
         )
 
