@@ -25,7 +25,7 @@ from patches.encoding.recipe import Recipe, ResolvedRecipe
 from patches.encoding.schedule import RopeType
 from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, parse
 from patches.problems import KnownFields, Problem, problem, problems_of, unknown
-from patches.proposals import alike, candidates
+from patches.proposals import UNSCALED, alike, candidates
 from patches.registry import METHODS, describe_method, describe_methods, examples, questions
 from patches.resolution import EchoMismatch, describe, effective, resolve
 from patches.rope_parameters import (
@@ -68,6 +68,7 @@ __all__ = [
     "LONG_CONTEXT",
     "MAX_POSITION",
     "METHODS",
+    "UNSCALED",
     "AttentionMass",
     "Batch",
     "DecodeStep",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from service.evaluation.documents import BUILT_IN
 from service.evaluation.formatting import listed, percent
 from service.evaluation.results import DocumentInfo, EvaluationResult, Score, Scores, are_equal
 
@@ -35,6 +36,12 @@ def best_method(result: EvaluationResult) -> list[str]:
     if near:
         sentences.append(f"By 95 % intervals it is not surely better than {listed(near)}.")
     return sentences
+
+
+def measured_text(documents: Sequence[DocumentInfo], most: int = 3) -> str:
+    """The text for which an answer holds."""
+    names = [f"the built-in document {each.name}" if each.name in BUILT_IN else each.name for each in documents]
+    return f"The answer holds for the text of {listed(names, most)}: measure other kinds of text too."
 
 
 def skipped_text(documents: Sequence[object], skipped: Sequence[DocumentInfo], most: int = 3) -> list[str]:

@@ -38,7 +38,7 @@ class Policy(KnownFields):
     ranges: Ranges
     calibration: Calibration
     notes: tuple[str, ...] = Field(
-        (), strict=False, description="Cautions of the server that answered, without effect."
+        (), strict=False, description="The measured text, and cautions of the server that answered; without effect."
     )
 
     def auto(self, source: Literal["file", "calibration"]) -> Auto:

@@ -75,10 +75,10 @@ def _without(served: ServedModel) -> ApiError:
 
 
 def _shown(policy: Policy, served: ServedModel) -> JSONResponse:
-    """The policy with its cautions, which depend on this server and are not stored."""
+    """The policy with the cautions that depend on this server, which are not stored."""
     last = policy.ranges[-1].up_to
-    notes = () if last is None else tuple(out_of_reach(last, served))
-    return JSONResponse(policy.model_copy(update={"notes": notes}).model_dump(mode="json"))
+    cautions = [] if last is None else out_of_reach(last, served)
+    return JSONResponse(policy.model_copy(update={"notes": (*policy.notes, *cautions)}).model_dump(mode="json"))
 
 
 def _policy(packed: Packed, partial: bool, models: ModelRegistry) -> Policy:

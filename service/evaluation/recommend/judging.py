@@ -51,23 +51,35 @@ class Judge:
             self._evidence.setdefault(length, {})[subject] = found
 
     def best(self, entrants: Iterable[int], most: int) -> list[int]:
-        """At most ``most`` of a round's candidates, the least loss first. The checkpoint's own is always among them. So
-        is the best that a system can express, if need be in place of the last one."""
+        """At most ``most`` of a round's candidates: its own, the best, those that answers name, and more."""
         ranked = self._by_loss(entrants)
-        own = [0] if 0 in ranked else []
-        kept = [subject for subject in ranked if subject != 0][: most - 1]
-        exportable = next(filter(self._carriers, ranked), None)
-        if exportable is not None and exportable not in (*own, *kept):
-            kept[-1] = exportable
-        return [*own, *kept]
+        others = [subject for subject in ranked if subject != 0]
+        kept = list(dict.fromkeys([*others[:1], *self._named(ranked), *others]))
+        return [*([0] if 0 in ranked else []), *kept[: most - 1]]
+
+    def _named(self, ranked: Sequence[int]) -> list[int]:
+        """The best of the least cost, and the best that a system can express. The former leaves if it surely is not
+        good enough. The last round may have room for one: the cheap one, if a system can express it too."""
+        evidence = self._evidence[self._target]
+        cheap, exportable = self._cheap(ranked), next(filter(self._carriers, ranked), 0)
+        interval = evidence[cheap].above(evidence[ranked[0]]).interval
+        if interval is not None and interval.low > self._tolerance:
+            cheap = 0
+        both = [cheap, exportable] if self._carriers(cheap) else [exportable, cheap]
+        return [subject for subject in both if subject != 0]
+
+    def _cheap(self, ranked: Sequence[int]) -> int:
+        """The best candidate of the least cost beside the checkpoint's own; that one where there is none."""
+        weights = {subject: weight_of(self._cost(subject)) for subject in ranked}
+        return next((s for s in ranked if s != 0 and weights[s] == min(weights.values())), 0)
 
     def finalists(self) -> list[int]:
         """The candidates for shorter lengths: the own encoding, those of the last round, the best cheap one."""
         at_target = self._evidence[self._target]
         last = [subject for subject in self._by_loss(self._last_round) if subject != 0][:FINALISTS]
-        least = min(weight_of(self._cost(subject)) for subject in at_target)
-        cheap = [s for s in self._by_loss(at_target) if s != 0 and weight_of(self._cost(s)) == least]
-        return list(dict.fromkeys([*([0] if 0 in at_target else []), *last, *cheap[:1]]))
+        cheap = self._cheap(self._by_loss(at_target))
+        own = [0] if 0 in at_target else []
+        return list(dict.fromkeys([*own, *last, *([cheap] if cheap else [])]))
 
     def _by_loss(self, subjects: Iterable[int]) -> list[int]:
         evidence = self._evidence[self._target]

@@ -27,7 +27,7 @@ from service.evaluation.recommend.rounds import Schedule
 from service.evaluation.recommend.unit import SHORTEST, Layout, RecallUnit
 from service.evaluation.results import DocumentInfo, Part
 from service.evaluation.unit import Outcome, Plan, Subject, Unit
-from service.evaluation.words import skipped_text
+from service.evaluation.words import measured_text, skipped_text
 from service.models.policies import out_of_reach
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
@@ -157,7 +157,7 @@ class RecommendPlan(Plan):
     def result(self, outcomes: Sequence[Outcome]) -> RecommendResult:
         judge, target = self._judge(outcomes), self.schedule.target
         answer = judge.answer()
-        answer.words += self.cautions
+        answer.words += [measured_text([document.info for document in self.documents]), *self.cautions]
         return RecommendResult(
             model=self.model,
             fingerprint=self.fingerprint,

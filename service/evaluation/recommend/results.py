@@ -26,7 +26,10 @@ from service.evaluation.sweep.results import Cost
 if TYPE_CHECKING:
     from service.policy.policy import Policy
 
-OTHERS = "Its perplexity is that of the ends of these windows, so the evaluation perplexity has other values."
+OTHERS = (
+    "Its perplexity is that of the ends of these windows, after repeated text. "
+    "So the evaluation perplexity has other values."
+)
 """For readers who compare the two."""
 
 FEWER = "Candidates that left early read fewer windows: only their loss above the best, over shared windows, compares."
@@ -162,6 +165,7 @@ class RecommendResult(EvaluationResult):
 
     def policy(self, created: datetime) -> Policy:
         """The cheapest encoding that is good enough, by length; it ends at the target length."""
+        from service.evaluation.words import measured_text
         from service.policy.policy import Calibration, parse_policy
 
         return parse_policy(
@@ -172,6 +176,7 @@ class RecommendResult(EvaluationResult):
                 "trained_length": self.trained_length,
                 "ranges": [{"up_to": found.up_to, "pe": found.pe} for found in self.answer.ranges],
                 "calibration": Calibration(id=self.id or None, created=created, measured=[*self.words()]),
+                "notes": [measured_text(self.documents)],
             }
         )
 

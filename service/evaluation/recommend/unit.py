@@ -1,7 +1,9 @@
-"""One pass that shows both perplexity and recall: a stretch of a document, then parts of the stretch again.
+"""One pass that shows both perplexity and recall: text of a document, with repeated parts before its end.
 
 Perplexity alone prefers encodings that forget. Small models too can copy a repeated segment (Olsson et al.,
 arXiv:2209.11895). This shows how far back an encoding finds tokens.
+
+Perplexity is that of the last tokens of the window, where an encoding fails that does not reach the length.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from service.evaluation.scoring.token_scores import token_scores
 from service.evaluation.unit import Outcome, Unit, token_digest
 
 COPIES = 4
-"""Repeated segments: from the start of the stretch, and from a quarter, a half and three quarters of it."""
+"""Repeated segments: from the start of the text before, and from each further quarter of it."""
 
 SHORTEST = 64
 """Tokens of the shortest window."""
@@ -27,7 +29,7 @@ MOST_SEGMENT = 64
 
 
 class Layout(NamedTuple):
-    """``tail`` last tokens of the stretch are scored for perplexity, segments of ``segment`` tokens are repeated."""
+    """``tail`` last tokens are scored for perplexity, segments of ``segment`` tokens are repeated before them."""
 
     tail: int
     segment: int
@@ -39,13 +41,13 @@ class Layout(NamedTuple):
 
     @property
     def repeated(self) -> int:
-        """Tokens after the stretch."""
+        """Tokens that repeat others, all segments together."""
         return COPIES * self.segment
 
 
 @dataclass(frozen=True, eq=False)
 class RecallUnit(Unit):
-    """A window of ``length`` tokens whose stretch ends before token ``stop`` of the document.
+    """A window of ``length`` tokens that ends before token ``stop`` of the document.
 
     The outcome: float64 ``nll`` in nats [tail], and int64 ``ranks`` [copies, segment - 1] of the repeated tokens from
     the second on. A rank is 1 where no other token is preferred. ``ranks_first`` are the ranks of the tokens' first
@@ -69,19 +71,25 @@ class RecallUnit(Unit):
 
     @property
     def stretch(self) -> int:
-        """Tokens of the document before the repeated segments."""
+        """Tokens of the document: all but the repeated segments."""
         return self.length - self._special - self.layout.repeated
+
+    @property
+    def before(self) -> int:
+        """Tokens of the stretch before the repeated segments; its tail follows them."""
+        return self.stretch - self.layout.tail
 
     @property
     def starts(self) -> list[int]:
         """First tokens of the repeated segments inside the stretch."""
-        return [copy * (self.stretch - self.layout.segment) // COPIES for copy in range(COPIES)]
+        return [copy * (self.before - self.layout.segment) // COPIES for copy in range(COPIES)]
 
     @property
     def token_ids(self) -> list[int]:
         stretch = self.document.token_ids[self.stop - self.stretch : self.stop]
         repeated = [token for start in self.starts for token in stretch[start : start + self.layout.segment]]
-        return [*([] if self.bos is None else [self.bos]), *stretch, *repeated]
+        bos = [] if self.bos is None else [self.bos]
+        return [*bos, *stretch[: self.before], *repeated, *stretch[self.before :]]
 
     def inputs(self) -> dict[str, Any]:
         layout = list(self.layout)
@@ -95,13 +103,12 @@ class RecallUnit(Unit):
     def run(self) -> Generator[int, None, Outcome]:
         with self.slot() as slot:
             scores = yield from token_scores(self.subject.patch, self.token_ids, slot, self.chunk, top=0)
-        end = self._special + self.stretch
         segment = self.layout.segment
-        again = [end + copy * segment for copy in range(COPIES)]
+        again = [self._special + self.before + copy * segment for copy in range(COPIES)]
         first = [self._special + start for start in self.starts]
         return {
-            # Scores begin with that of token 1.
-            "nll": -scores.logprobs[end - self.layout.tail - 1 : end - 1],
+            "nll": -scores.logprobs[-self.layout.tail :],
+            # Scores begin with that of token 1, and so these with the second token of each segment.
             "ranks": np.stack([scores.ranks[start : start + segment - 1] for start in again]),
             "ranks_first": np.stack([scores.ranks[start : start + segment - 1] for start in first]),
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from patches import UNSCALED
 from service.evaluation.formatting import listed, percent, probability, short_number
 from service.evaluation.recommend.evidence import Evidence
 from service.evaluation.recommend.results import Answer, AtLength, RecommendMethod
@@ -21,6 +22,9 @@ LEAST_SHARED = 2
 
 MOST_AVOIDED = 3
 
+MOST_NEAR = 3
+"""Labels of dropped candidates that were nearly as good."""
+
 
 def sentences(
     answer: Answer,
@@ -36,7 +40,8 @@ def sentences(
         _choice(methods, chosen, answer, schedule, trained_length),
         *_evidence(methods, chosen, schedule, answer),
         *_doubt(methods, chosen, answer, schedule),
-        *_dropped_at_once(methods, schedule),
+        *_scaling(methods, chosen),
+        *_dropped(methods, schedule),
         _cost(chosen, schedule),
         *_export(methods, answer, schedule, exportable),
         *_ranges(methods, chosen, answer, schedule, trained_length),
@@ -178,13 +183,31 @@ def _doubt(
         yield f"Over {read} windows it is better than the next finalist, {answer.runner_up}, {sure}."
 
 
-def _dropped_at_once(methods: Sequence[RecommendMethod], schedule: Schedule) -> Iterator[str]:
-    """Candidates that left after one window: it may be an odd one."""
-    dropped = [method for method in methods if method.verdict == "dropped"]
-    count = sum(at.windows == 1 for method in dropped for at in method.lengths if at.length == schedule.target)
+def _scaling(methods: Sequence[RecommendMethod], chosen: RecommendMethod) -> Iterator[str]:
+    """The declared scaling of the checkpoint, where the answer is surely better without it."""
+    unscaled, declared = UNSCALED.model_dump(mode="json", exclude_unset=True), methods[0].pe["method"]
+    leaves_it_out = unscaled in (chosen.request, chosen.request.get("base"))
+    if leaves_it_out and declared != "default" and methods[0].verdict == "worse":
+        yield f"The checkpoint declares {declared}, which costs quality on this text; this answer is over plain RoPE."
+
+
+def _dropped(methods: Sequence[RecommendMethod], schedule: Schedule) -> Iterator[str]:
+    """Candidates that left after one window, which may be an odd one; then those that were nearly as good."""
+    dropped = [
+        (at, method.label)
+        for method in methods
+        for at in method.lengths
+        if method.verdict == "dropped" and at.length == schedule.target
+    ]
+    count = sum(at.windows == 1 for at, _ in dropped)
     if count:
         were = "candidate was" if count == 1 else "candidates were"
         yield f"{count} {were} dropped after one window: more windows compare candidates better."
+    near = [label for at, label in sorted(dropped, key=lambda each: each[0].difference) if at.good_enough]
+    if near:
+        were = "candidate was" if len(near) == 1 else "candidates were"
+        named = f"{'among them ' if len(near) > MOST_NEAR else ''}{listed(near[:MOST_NEAR])}"
+        yield f"{len(near)} dropped {were} within the tolerance, {named}: another seed may name one."
 
 
 def _them(labels: Sequence[str]) -> str:

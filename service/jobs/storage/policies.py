@@ -12,7 +12,7 @@ from service.policy.policy import Policy, parse_policy
 
 def put(session: Session, tenant: str, policy: Policy) -> None:
     """Store ``policy`` in place of the tenant's last one for the same model."""
-    fields = policy.model_dump(mode="json", exclude={"notes"})
+    fields = policy.model_dump(mode="json")
     session.merge(
         StoredPolicy(tenant=tenant, fingerprint=policy.fingerprint, created_at=datetime.now(UTC), policy=fields)
     )

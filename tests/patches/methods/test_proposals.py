@@ -36,6 +36,17 @@ def test_the_own_encoding_comes_first_and_is_alone_within_the_trained_length() -
     assert candidates(ROTARY, 257)[0].method == "default"
 
 
+def test_a_declared_scaling_is_compared_with_plain_rope_and_the_maps_over_it() -> None:
+    scaled = replace(ROTARY, native=parse("yarn:4"), max_position_embeddings=1024)
+    assert [label_of(method) for method in candidates(scaled, 256)] == ["default", "linear(factor=1)"]
+    labels = {label_of(method) for method in candidates(scaled, 1024)}
+    assert {"linear(factor=1)", "rerope", "rerope(base=linear:1)", "streaming(base=linear:1)"} <= labels
+    assert len(labels) <= 3 * 4**2, "three rounds of halving"
+    over_plain = parse({"method": "self_extend", "group_size": 5, "base": {"method": "linear", "factor": 1.0}})
+    at_half = METHODS["self_extend"].candidates(scaled, 512)[0].model_copy(update={"base": over_plain.base})  # type: ignore[attr-defined]
+    assert alike(over_plain, scaled, 1024, 512) == at_half
+
+
 def test_factors_are_around_the_needed_one() -> None:
     labels = {label_of(method) for method in candidates(ROTARY, 1024)}
     assert {"yarn(factor=4)", "yarn(factor=8)", "ntk(factor=4)", "ntk(factor=8)", "linear(factor=4)"} <= labels

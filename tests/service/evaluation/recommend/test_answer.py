@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
 from service.evaluation.recommend.plan import RecommendPlan
 from service.export.targets import TARGETS, carriers
 from service.models.registry import ModelRegistry
 from tests.service.conftest import TEXT
+from tests.service.evaluation.prompting import registry
 from tests.service.evaluation.recommend.made_up import BOTH, GOOD, LENGTH, answered, planned, ranges_of
 
 WINDOWED = ("streaming", "lm_infinite")
+COSTLY = ("self_extend", "rerope", "leaky_rerope", "dual_chunk")
 
 
 def test_the_best_is_found_and_named_with_its_evidence(models: ModelRegistry) -> None:
@@ -260,6 +266,39 @@ def test_the_best_that_a_system_can_express_is_measured_to_the_end(
     assert (result.answer.exports_to, result.answer.exportable) == ([], "yarn(factor=4)")
     assert "default" in {avoided.label for avoided in result.answer.avoid}
     assert last.cost.tokens <= plan.cost.tokens
+
+
+@pytest.mark.parametrize("best", ["linear(factor=1)", "rerope(base=linear:1)", "rerope"])
+def test_a_declared_scaling_that_costs_quality_is_named(checkpoints: Path, tmp_path: Path, best: str) -> None:
+    """Position maps were proposed over the declared scaling alone, and plain RoPE never was."""
+    shutil.copytree(checkpoints / "tiny", tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    scaling = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+    config |= {"rope_parameters": scaling, "max_position_embeddings": 256}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for models in registry(tmp_path):
+        made_up = {"others": (3.0, 0.0), best: (2.0, 0.0)}
+        result, _ = answered(planned(models), made_up, (2.0, 0.0))
+        assert result.answer.label == best
+        says = "The checkpoint declares yarn, which costs quality on this text; this answer is over plain RoPE."
+        assert (says in result.words()) is ("linear" in best)
+
+
+def test_the_best_of_the_least_cost_is_measured_as_long_as_it_may_be_good_enough(models: ModelRegistry) -> None:
+    """It was dropped after one window, and a policy never had it."""
+    plan = planned(models)
+    costly = {each.label: (2.0, 0.0) for each in plan.subjects if each.method.method in COSTLY}
+    for nll, rounds, used in ((2.05, 3, "yarn(factor=4)"), (3.0, 2, GOOD)):
+        made_up = {"others": (4.0, 0.0), **costly, GOOD: (1.98, 0.0), "yarn(factor=4)": (nll, 0.0)}
+        result, last = answered(plan, made_up, (2.0, 0.0))
+        assert {method.label: method.rounds for method in result.methods}["yarn(factor=4)"] == rounds
+        assert (result.answer.label, result.answer.ranges[-1].label) == (GOOD, used)
+        assert last.cost.tokens <= plan.cost.tokens
+        near = [method for method, at in result.ranked() if method.verdict == "dropped" and at.good_enough]
+        (says,) = [sentence for sentence in result.words() if "another seed may name one" in sentence]
+        assert says.startswith(f"{len(near)} dropped candidates were within the tolerance, among them ")
+        named = says.partition("among them ")[2].partition(":")[0]
+        assert len(named.replace(" and ", ", ").split(", ")) == 3 < len(near)
 
 
 def inexpressible(plan: RecommendPlan) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +13,27 @@ import torch
 from pydantic import ValidationError
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from patches import Patched
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.recommend.plan import _places, plan_of
 from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.recommend.rounds import Schedule
 from service.evaluation.recommend.unit import COPIES, RecallUnit
+from service.evaluation.scoring.token_scores import TokenScores
 from service.evaluation.unit import evaluate
 from service.models.registry import ModelRegistry
 from tests.service.conftest import TEXT, tiny_tokenizer
 from tests.service.evaluation.prompting import finish, registry, settings_of
-from tests.service.evaluation.recommend.made_up import GOOD, LENGTH, answered, planned, ranges_of
+from tests.service.evaluation.recommend.made_up import BOTH, GOOD, LENGTH, answered, planned, ranges_of
 
 
-def test_a_window_ends_with_parts_of_itself(models: ModelRegistry) -> None:
+def test_parts_of_a_window_are_repeated_before_its_last_tokens(models: ModelRegistry) -> None:
     unit = planned(models).units[-1]
     assert isinstance(unit, RecallUnit)
     ids, segment = unit.token_ids, unit.layout.segment
     assert len(ids) == unit.tokens == LENGTH
-    begin = len(ids) - COPIES * segment
+    begin = len(ids) - unit.layout.tail - COPIES * segment
+    assert ids[-unit.layout.tail :] == list(unit.document.token_ids[unit.stop - unit.layout.tail : unit.stop])
     for copy, start in enumerate(unit.starts):
         first = start + (0 if unit.bos is None else 1)
         assert ids[first : first + segment] == ids[begin + copy * segment :][:segment]
@@ -42,9 +46,32 @@ def test_a_window_ends_with_parts_of_itself(models: ModelRegistry) -> None:
     targets = torch.tensor(ids[1:])
     own = logprobs[torch.arange(len(targets)), targets]
     ranks = (logprobs > own[:, None]).sum(-1) + 1
-    np.testing.assert_allclose(outcome["nll"], -own[begin - 1 - unit.layout.tail : begin - 1], rtol=1e-4)
+    np.testing.assert_allclose(outcome["nll"], -own[-unit.layout.tail :], rtol=1e-4)
     again = [ranks[begin + copy * segment :][: segment - 1].tolist() for copy in range(COPIES)]
     assert outcome["ranks"].tolist() == again
+
+
+def test_an_encoding_that_fails_at_the_end_of_the_length_loses(
+    models: ModelRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last tokens repeated others and were not scored, so one that fails there won."""
+
+    def scored(
+        patch: Patched, token_ids: list[int], slot: int, *_: Any, **__: Any
+    ) -> Generator[int, None, TokenScores]:
+        scores = TokenScores.empty(len(token_ids) - 1, 0)
+        scores.logprobs += np.random.default_rng(len(token_ids)).normal(-2, 0.01, len(scores.logprobs))
+        if patch.slots[slot] == fails:
+            scores.logprobs += 0.5
+            scores.logprobs[-(LENGTH // 20) :] -= 4
+        yield len(token_ids)
+        return scores
+
+    plan = planned(models, methods=BOTH)
+    _, fails = (subject.patch.resolve(subject.method, LENGTH) for subject in plan.subjects[:2])
+    monkeypatch.setattr("service.evaluation.recommend.unit.token_scores", scored)
+    result = finish(evaluate(plan))
+    assert (result.answer.label, result.methods[1].verdict) == ("default", "worse")
 
 
 def test_the_rounds_read_less_than_a_quarter_of_everything() -> None:
