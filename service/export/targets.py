@@ -78,12 +78,14 @@ class Source:
 
     ``own`` is empty for a model whose configuration has no ``rope_parameters`` (GPT-J). ``base`` is the geometry of an
     adapter's base: other systems read the base's configuration, and not what the adapter's folder declares.
+    ``read_here_alone`` is true for a configuration with ``position_encoding``: other systems pass over it.
     """
 
     geometry: RopeGeometry
     own: Mapping[str, Any]
     model_type: str
     base: RopeGeometry | None = None
+    read_here_alone: bool = False
 
 
 def source_of(patch: Patched, base: Patched | None = None) -> Source | None:
@@ -93,7 +95,8 @@ def source_of(patch: Patched, base: Patched | None = None) -> Source | None:
     if config.get_text_config() is not config:
         return None
     own = getattr(config, "rope_parameters", None) or {}
-    return Source(patch.geometry, own, config.model_type, None if base is None else base.geometry)
+    alone = getattr((base or patch).model.config, "position_encoding", None) is not None
+    return Source(patch.geometry, own, config.model_type, None if base is None else base.geometry, alone)
 
 
 def carriers(method: Method, patch: Patched, length: int) -> list[str] | None:
@@ -147,6 +150,11 @@ def default_length(method: Method, geometry: RopeGeometry) -> int:
 def _expressed(method: Method, source: Source, target: Target, length: int) -> Expression:
     geometry = source.geometry
     resolved = resolve(method, geometry, length)
+    if source.read_here_alone:
+        raise Inexpressible(
+            "the configuration names the model's positions in `position_encoding`, which only Ropeway reads; "
+            "others would rotate its queries and keys"
+        )
     declared = source.base or geometry
     varies = resolved.length is not None and resolve(method.without_follows(), geometry, SHORTEST) != resolved
     wanted = Wanted(geometry, length, resolved, source.own, source.model_type, varies)
