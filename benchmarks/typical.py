@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from patches import METHODS, RopeGeometry
+from patches import METHODS, Method, RopeGeometry
 
 Fields = dict[str, Any]
 
@@ -23,8 +23,8 @@ def typical(geometry: RopeGeometry, reach: int = REACH) -> dict[str, Fields]:
     whole, half = float(reach), float(2 * reach)  # half: of what serves about half of its factor
     yarn = {"method": "yarn", "factor": whole}
     given: dict[str, Fields] = {
-        **{name: {"factor": whole} for name in ("linear", "ntk_by_parts", "yarn", "yarn_paper", "llama3", "drope")},
-        **{name: {"factor": whole} for name in ("mrrope_uni", "mrrope_pro", "tailspline")},
+        **{name: {"factor": whole} for name, kind in METHODS.items() if _needs_factor(kind)},
+        **{name: {"factor": whole} for name in ("yarn", "llama3", "drope")},
         **{name: {"factor": half} for name in ("ntk", "ntk_fixed")},
         "ntk_mixed": {"factor": 1.5 * whole},  # reaches between factor / 2 and factor
         "longrope": {"factor": whole, "short_factor": [1.0] * pairs, "long_factor": _rising(pairs, whole)},
@@ -39,9 +39,13 @@ def typical(geometry: RopeGeometry, reach: int = REACH) -> dict[str, Fields]:
         "leaky_rerope": {"scaling_factor": 1.5 * whole},
         "dpe": {"group_factors": [2 * reach, 4 * reach], "neighbor_window": max(1, trained // 4)},
         "learned_interpolation": {"align": "ends"},
-        "sinusoidal_interpolation": {"factor": whole},
     }
     return {name: {"method": name, **given.get(name, {})} for name in METHODS}
+
+
+def _needs_factor(kind: type[Method]) -> bool:
+    factor = kind.model_fields.get("factor")
+    return factor is not None and factor.is_required()
 
 
 def _rising(pairs: int, most: float) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -115,6 +116,19 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "trained without rotation": ("alibi", "learned_interpolation", "none"),
 }
 """Questions of people who choose a method, and the methods to try first."""
+
+
+def check_described(methods: Mapping[str, type[Method]]) -> None:
+    """Raises:
+    TypeError: naming a method and the class attributes that it lacks: every listing of all methods reads them.
+    """
+    for kind in methods.values():
+        missing = [f"`{field}`" for field in ABOUT if not hasattr(kind, field)]
+        if missing:
+            raise TypeError(f"{kind.__name__}: needs {', '.join(missing)}; patches/encoding/method.py describes them")
+
+
+check_described(METHODS)
 
 
 def questions(name: str) -> list[str]:

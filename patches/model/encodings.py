@@ -12,12 +12,13 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from operator import index
 from typing import Any, SupportsIndex, TypeAlias
 
 import torch
 
-from patches.attention.paged.compilation import base_of
+from patches.attention.paged.compilation import DoesNotFit, base_of, compiled
 from patches.batch.slots import MAX_POSITION, SlotTable, encode, positions_of
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
@@ -103,8 +104,20 @@ class Encodings:
             return number
 
     def resolve(self, encoding: Encoding, length: int) -> ResolvedRecipe:
-        """Numbers of an encoding for this model and a reserved length of ``length`` tokens."""
-        return resolve(self.confirmed(self.parsed(encoding), length), self.geometry, length)
+        """Numbers of an encoding for this model and a reserved length of ``length`` tokens.
+
+        Raises:
+            ValueError: naming a parameter that does not fit the model, or a part that the attention cannot compute.
+        """
+        method = self.confirmed(self.parsed(encoding), length)
+        resolved = resolve(method, self.geometry, length)
+        try:
+            _check_rows(resolved)
+        except DoesNotFit as error:
+            raise ValueError(
+                f"method: {method.method}: {error}; patches/attention/paged/compilation.py has them"
+            ) from error
+        return resolved
 
     def confirmed(self, method: Method, length: int) -> Method:
         """``method`` without the numbers that its request expects to follow, once they have been compared.
@@ -204,6 +217,15 @@ class Encodings:
                 raise ValueError(f"{KEYWORD}: {number!r} is no encoding of this patched model; pass **encoding(...)")
             self._resolved[number] = resolved  # type: ignore[index]
             return resolved
+
+
+@lru_cache(1024)
+def _check_rows(resolved: ResolvedRecipe) -> None:
+    """Raises:
+    DoesNotFit: for a part without a row of numbers, which would fail in a step. Relative scores need none.
+    """
+    if resolved.recipe.relative is None:
+        compiled(resolved, 1)
 
 
 def _refuse_positions_past_reserved_lengths(position: torch.Tensor, every: list[ResolvedRecipe]) -> None:

@@ -69,7 +69,8 @@ less. For gpt-oss, vLLM reads YaRN or a base alone. So do vLLM and SGLang for la
 takes a base alone there.
 
 A checkpoint's own encoding may depend on the length, as LongRoPE's lists do. Every system reads them in its own way, so
-the answer names the differences there too."""
+the answer names the differences there too. A model whose configuration has `position_encoding` is refused, as the demo
+model with ALiBi is. Only Ropeway reads that entry, and other systems would rotate."""
 
 
 def _row(drawn: Sample) -> str:

@@ -85,7 +85,8 @@ class LlamaCpp(Target):
             "distance for every query."
         )
         rounded = f"neighbor_window {window} becomes {width}, since llama.cpp asks for a multiple of group_size {size}."
-        differences = [*scaled.differences, difference, *([] if width == window else [rounded])]
+        missing = f"`{SERVER}` has no group attention: it is an option of `{COMPLETION}`."
+        differences = [*scaled.differences, difference, missing, *([] if width == window else [rounded])]
         return Expression({}, [*scaled.arguments, *grouped], differences)
 
     def unchanged(self, length: int) -> Expression:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -63,13 +64,13 @@ class LengthRequired(ValueError):
 
 
 class NotExpressible(ValueError):
-    """A system cannot carry an encoding. ``closest`` is one that it can, in the short form, or None."""
+    """A system cannot carry an encoding, for a ``reason``. ``closest`` is one that it can, in short form, or None."""
 
     def __init__(self, method: Method, target: Target, reason: str, closest: str | None) -> None:
         name = f"{target.name} {target.version}"
         instead = "" if closest is None else f". The closest encoding that it can: {closest}"
         super().__init__(f"pe: {name} cannot express {label_of(method)}: {reason}{instead}")
-        self.closest = closest
+        self.closest, self.reason = closest, reason
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,14 @@ class Source:
 
     ``own`` is empty for a model whose configuration has no ``rope_parameters`` (GPT-J). ``base`` is the geometry of an
     adapter's base: other systems read the base's configuration, and not what the adapter's folder declares.
+    ``read_here_alone`` is true for a configuration with ``position_encoding``: other systems pass over it.
     """
 
     geometry: RopeGeometry
     own: Mapping[str, Any]
     model_type: str
     base: RopeGeometry | None = None
+    read_here_alone: bool = False
 
 
 def source_of(patch: Patched, base: Patched | None = None) -> Source | None:
@@ -93,15 +96,42 @@ def source_of(patch: Patched, base: Patched | None = None) -> Source | None:
     if config.get_text_config() is not config:
         return None
     own = getattr(config, "rope_parameters", None) or {}
-    return Source(patch.geometry, own, config.model_type, None if base is None else base.geometry)
+    alone = getattr((base or patch).model.config, "position_encoding", None) is not None
+    return Source(patch.geometry, own, config.model_type, None if base is None else base.geometry, alone)
 
 
 def carriers(method: Method, patch: Patched, length: int) -> list[str] | None:
-    """The systems that can express ``method`` for ``length`` tokens; None for a model that no export covers."""
+    """The systems that can express ``method`` for ``length`` tokens, those without differences first; None for a model
+    that no export covers."""
+    found = differences(method, patch, length)
+    return None if found is None else sorted(found, key=lambda name: bool(found[name]))
+
+
+def differences(method: Method, patch: Patched, length: int) -> dict[str, list[str]] | None:
+    """The differences of each system that can express ``method`` for ``length`` tokens; None for a model that no export
+    covers."""
     source = source_of(patch)
     if source is None:
         return None
-    return [name for name, target in TARGETS.items() if _is_expressible(method, source, target, length)]
+    found = {}
+    for name, target in TARGETS.items():
+        with suppress(ValueError):
+            found[name] = _expressed(method, source, target, length).differences
+    return found
+
+
+def refusal(method: Method, patch: Patched, system: str, length: int) -> str:
+    """The reason of ``system`` against ``method`` for ``length`` tokens; empty where it can express it."""
+    source = source_of(patch)
+    if source is None:
+        return "the model is the language part of a larger one, which no export covers"
+    try:
+        export(method, source, TARGETS[system], length)
+    except NotExpressible as error:
+        return error.reason
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def shorthand(method: Method) -> str:
@@ -147,6 +177,11 @@ def default_length(method: Method, geometry: RopeGeometry) -> int:
 def _expressed(method: Method, source: Source, target: Target, length: int) -> Expression:
     geometry = source.geometry
     resolved = resolve(method, geometry, length)
+    if source.read_here_alone:
+        raise Inexpressible(
+            "the configuration names the model's positions in `position_encoding`, which only Ropeway reads; "
+            "others would rotate its queries and keys"
+        )
     declared = source.base or geometry
     varies = resolved.length is not None and resolve(method.without_follows(), geometry, SHORTEST) != resolved
     wanted = Wanted(geometry, length, resolved, source.own, source.model_type, varies)

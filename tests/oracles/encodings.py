@@ -276,6 +276,7 @@ METHODS: dict[str, Callable[[Fields, Model, int], Encoding]] = {
 def encoding(fields: Fields, model: Model, length: int) -> Encoding:
     """The oracle of a request: ``fields`` by their names in the API, ``length`` the reserved length."""
     b, l0 = fields.get("rope_theta", model.b), fields.get("original_max_position_embeddings", model.l0)
+    assert fields["method"] in METHODS, f"{fields['method']} has no oracle: METHODS of tests/oracles/encodings.py"
     how = METHODS[fields["method"]](fields, replace(model, b=b, l0=l0), length)
     asked = fields.get("attention_temperature")
     if asked is None:

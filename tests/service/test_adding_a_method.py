@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import pytest
+import torch
 
-from patches import METHODS
+from patches import METHODS, RopeGeometry, patched
+from patches.encoding.method import BasedMethod
+from patches.encoding.recipe import Band, Recipe
+from patches.methods.frequencies.default import Default
+from patches.registry import check_described
 from tests.conftest import ROOT
 from tests.forks.command import ropeway
 from tests.forks.process import forked
+from tests.models import tiny_model
 from tests.service.conftest import TEXT
 from tests.service.serving import serving_sources
 
@@ -85,6 +93,34 @@ def test_the_shell_lists_it(tree: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert forked(ropeway, str(tree), "methods", "root_stretched", log=log, folder=tree).wait(180) == 0
     assert "Squeezes positions by the square root of the factor." in log.read_text(encoding="utf-8")
+
+
+class Bare(BasedMethod):
+    """Step 1 alone, with a map that the attention has no row for."""
+
+    method: Literal["bare"] = "bare"
+
+    def encoding(self, geometry: RopeGeometry) -> Recipe:
+        return self.on_base(geometry, Band(Halved(), Halved()))
+
+
+@dataclass(frozen=True)
+class Halved:
+    def __call__(self, position: torch.Tensor) -> torch.Tensor:
+        return position.double() / 2
+
+
+def test_a_method_without_its_description_is_named() -> None:
+    """Every listing of all methods failed, and named no method."""
+    with pytest.raises(TypeError, match=r"^Bare: needs `summary`, `use`, .*`formula`; patches/encoding/method.py"):
+        check_described({"bare": Bare})
+
+
+def test_a_map_that_the_attention_lacks_is_refused_at_the_door() -> None:
+    """It failed in a step, and the engine started again."""
+    Bare.model_rebuild(_types_namespace={"FrequencyEncoding": Default})  # as patches/parsing.py does for METHODS
+    with patched(tiny_model("llama")[1]) as patch, pytest.raises(ValueError, match=r"^method: bare: .*Halved.*\.py"):
+        patch.resolve(Bare(), 64)
 
 
 def test_the_toy_is_in_no_registry_of_ours() -> None:

@@ -9,7 +9,7 @@ from service.evaluation.checks import InvalidEvaluation, subjects_of
 from service.evaluation.recommend.judging import OWN
 from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.unit import Subject
-from service.export.targets import carriers
+from service.export.targets import carriers, refusal
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 
@@ -29,18 +29,21 @@ def candidates_of(
         asked = list(dict.fromkeys(request.methods))
     found = subjects_of(asked, served, models, settings, longest=target)
     others = [subject for subject in found if subject != own]
-    return [own, *(others if request.target is None else _expressible(others, request.target, target))]
+    return [own, *(others if request.target is None else _expressible(own, others, request.target, target))]
 
 
-def _expressible(subjects: Sequence[Subject], system: str, length: int) -> list[Subject]:
-    """Those that ``system`` can express for ``length`` tokens.
+def _expressible(own: Subject, others: Sequence[Subject], system: str, length: int) -> list[Subject]:
+    """Those of ``others`` that ``system`` can express for ``length`` tokens.
 
     Raises:
-        InvalidEvaluation: when none is left of some.
+        InvalidEvaluation: when it can express none, nor the own encoding.
     """
-    kept = [subject for subject in subjects if _carries(system, subject, length)]
-    if subjects and not kept:
-        raise InvalidEvaluation("target", f"{system} can express none of the candidates for {length} tokens")
+    kept = [subject for subject in others if _carries(system, subject, length)]
+    if not kept and not reads(own, length, system):
+        why = refusal(own.method, own.patch, system, length)
+        raise InvalidEvaluation(
+            "target", f"{system} can express no candidate for {length} tokens; of the own one: {why}"
+        )
     return kept
 
 

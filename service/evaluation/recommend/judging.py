@@ -14,7 +14,7 @@ from service.evaluation.recommend.words import reason_against, sentences
 from service.evaluation.sweep.judging import cost_of, weight_of
 from service.evaluation.sweep.results import Cost
 from service.evaluation.unit import Outcome, Subject
-from service.export.targets import carriers
+from service.export.targets import carriers, differences
 from service.models.memory.cache_size import cache_bytes_per_token
 
 OWN = {"method": "default"}
@@ -161,7 +161,7 @@ class Judge:
         next_best = others[0] if others else None
         subject, avoid = self._subjects[chosen], self._avoid()
         avoided = {found.label for found in avoid}
-        exportable = {self._subjects[s].label: systems for s in (chosen, *others) if (systems := self._carriers(s))}
+        exportable = {self._subjects[s].label: s for s in (chosen, *others) if self._carriers(s)}
         named = next((label for label in exportable if label not in avoided), None)
         answer = Answer(
             label=subject.label,
@@ -176,7 +176,8 @@ class Judge:
             runners_up=[self._subjects[index].label for index in others],
             exports_to=self._carriers(chosen),
             exportable=named,
-            exportable_to=None if named is None else exportable[named],
+            exportable_to=None if named is None else self._carriers(exportable[named]),
+            export_differences=None if named is None else self._differences(exportable[named]),
             target=self._system,
             avoid=avoid,
             ranges=self._ranges(),
@@ -187,6 +188,10 @@ class Judge:
 
     def _carriers(self, index: int) -> list[str] | None:
         return carriers(self._subjects[index].method, self._subjects[index].patch, self._target)
+
+    def _differences(self, index: int) -> dict[str, list[str]] | None:
+        found = differences(self._subjects[index].method, self._subjects[index].patch, self._target) or {}
+        return {name: texts for name, texts in found.items() if texts and self._system in (None, name)}
 
     def _keeps_quality(self, chosen: Evidence) -> bool | None:
         """True if the loss at the target length is surely that within the trained length, but for the tolerance."""

@@ -206,8 +206,6 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
     layout = Layout.within(reference)
     subjects = candidates_of(request, served, models, settings, reference, target)
     at_target = [index for index, subject in enumerate(subjects) if index or reads(subject, target, request.target)]
-    if not at_target and request.target is not None:
-        raise InvalidEvaluation("target", f"{request.target} cannot express the model's own encoding there")
     if not at_target:
         raise InvalidEvaluation(request.longest_field, f"no encoding of this model reads {target} tokens")
     room = target - layout.repeated - special

@@ -130,7 +130,13 @@ class Answer(BaseModel):
         description="The best candidate of the last round that one of these systems can express. Null: none, or only "
         "those to avoid.",
     )
-    exportable_to: list[str] | None = Field(None, description="Systems that can express `exportable`.")
+    exportable_to: list[str] | None = Field(
+        None, description="Systems that can express `exportable`, those without differences first."
+    )
+    export_differences: dict[str, list[str]] | None = Field(
+        None,
+        description="Differences of `exportable` in a system to the encoding here, by system; of `target` if given.",
+    )
     target: str | None = Field(None, description="The system of the request: only what it can express is compared.")
     avoid: list[Avoid]
     ranges: list[Range]

@@ -44,6 +44,7 @@ def sentences(
         *_dropped(methods, schedule),
         _cost(chosen, schedule),
         *_export(methods, answer, schedule, exportable),
+        *_export_differences(answer),
         *_ranges(methods, chosen, answer, schedule, trained_length),
         *(f"Avoid {avoided.label}: {avoided.reason}." for avoided in answer.avoid[:MOST_AVOIDED]),
     ]
@@ -246,6 +247,15 @@ def _export(
         systems = listed(answer.exportable_to or [])
         instead = f"; the best finalist that one can is {answer.exportable} ({systems}), with {more:.3f} more loss"
     yield f"No system that Ropeway exports to can express it{instead}."
+
+
+def _export_differences(answer: Answer) -> Iterator[str]:
+    """Equal differences of several systems in one pair of sentences."""
+    systems: dict[str, list[str]] = {}
+    for system, texts in (answer.export_differences or {}).items():
+        systems.setdefault(" ".join(texts), []).append(system)
+    for difference, names in systems.items():
+        yield f"The export of {answer.exportable} to {listed(names)} is not exact. {difference}"
 
 
 def _ranges(

@@ -84,11 +84,12 @@ def test_bands_partition_the_causal_triangle(fields: Fields) -> None:
 @every_method
 def test_where_keys_rotate_is_derived(row: Row) -> None:
     expected = "never" if not row.rotates else "cache_read" if row.turns_keys else "cache_write"
-    assert METHODS[row.name].rotates_at == expected
+    hint = f"{row.name}: rotates_at of its class, or rotates, turns_keys and bands of its row in tests/methods.py"
+    assert METHODS[row.name].rotates_at == expected, hint
     for fields in row.requests:
         resolved = resolve(parse(fields), GEOMETRY, 1000)
-        assert len(resolved.recipe.bands) == row.bands
-        assert resolved.rotates_at == expected
+        assert len(resolved.recipe.bands) == row.bands, hint
+        assert resolved.rotates_at == expected, hint
         assert resolved.rotates == row.rotates
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,13 +9,13 @@ import matplotlib
 import plotly.graph_objects as go
 import pytest
 
+from service.docs.pages import IMAGE, rounded
 from service.figures.drawing.raster import svg
 
 
 def drawing(text: str) -> str:
     """A picture without what another processor may round, or another zlib pack, differently."""
-    unpacked = re.sub(r'"data:image/png;base64,[^"]*"', "", text)
-    return re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.0f}", unpacked)
+    return rounded(IMAGE.sub("", text))
 
 
 def assert_current(path: Path, figure: go.Figure) -> None:

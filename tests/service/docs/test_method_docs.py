@@ -67,6 +67,18 @@ def test_writes_the_pages_and_the_pictures(tmp_path: Path, monkeypatch: pytest.M
     assert written[1].read_text(encoding="utf-8") == "<svg/>"
 
 
+def test_a_picture_that_another_processor_rounds_differently_remains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("export", "primer"):
+        monkeypatch.setattr(f"service.docs.{name}.files", lambda: iter([]))
+    kept = "<svg>236.510755</svg>"
+    for drawn in (kept, "<svg>236.510754</svg>", "<svg>240.510755</svg>"):
+        monkeypatch.setattr("service.docs.methods.files", lambda drawn=drawn: iter([("a.svg", drawn)]))
+        (path,) = write_docs(tmp_path)
+        assert path.read_text(encoding="utf-8") == (drawn if "240" in drawn else kept)
+
+
 def test_groups_are_told_from_the_parts() -> None:
     expected = {
         "yarn": "frequency schedule",

@@ -93,12 +93,13 @@ def test_the_place_of_options_names_the_program_of_the_line(client: httpx.Client
         assert (answer["apply"], answer["usage"].split()[0] in place) == (place, True)
 
 
-def test_a_bias_on_the_model_that_was_trained_with_it_is_its_own_encoding(client: httpx.Client) -> None:
-    answer = client.post("/export", json={"pe": "alibi", "target": "vllm"}).json()
-    assert (answer["model"], answer["changes"]) == ("tiny-alibi", False)
-    error = refused(client, pe="alibi:slope_factor=2", target="vllm", length=256)
-    assert "it rotates nothing" in error["message"]
-    assert error["closest"] is None
+@pytest.mark.parametrize("target", TARGETS)
+def test_positions_that_only_ropeway_reads_are_for_no_other_system(client: httpx.Client, target: str) -> None:
+    """They would rotate weights that were trained without, and say nothing."""
+    for pe in ("alibi", "default", "alibi:slope_factor=2"):
+        error = refused(client, pe=pe, model="tiny-alibi", target=target, length=64)
+        assert "`position_encoding`, which only Ropeway reads" in error["message"]
+        assert error["closest"] is None
 
 
 def test_the_command_prints_what_is_pasted_on_stdout_and_the_rest_on_stderr(server: str) -> None:

@@ -196,8 +196,8 @@ def test_llama_cpp_gets_groups_in_a_width_of_whole_groups() -> None:
     assert made.arguments[-4:] == ["--grp-attn-n", "6", "--grp-attn-w", "24"]
     assert made.arguments[:2] == ["--rope-scaling", "linear"]
     rounded = "neighbor_window 20 becomes 24, since llama.cpp asks for a multiple of group_size 6."
-    assert made.differences[1:] == [rounded]
-    assert len(exported("self_extend:group_size=6,neighbor_window=24", "llama.cpp").differences) == 1
+    assert made.differences[2:] == [rounded]
+    assert len(exported("self_extend:group_size=6,neighbor_window=24", "llama.cpp").differences) == 2
     assert TARGETS["llama.cpp"].usage("m", made).startswith("llama-completion ")
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.recommend.plan import RecommendPlan
 from service.export.targets import TARGETS, carriers
 from service.models.registry import ModelRegistry
@@ -238,6 +240,22 @@ def test_an_answer_that_no_system_can_express_says_so_and_names_one_that_is(mode
         assert (best.answer.label, best.answer.exports_to, best.answer.exportable) == (label, systems, label)
         assert (best.answer.exportable_to, best.answer.target) == (systems, None)
         assert "No system" not in " ".join(best.words())
+        close = [words for words in best.words() if "is not exact" in words]
+        assert len(close) == (systems == ["llama.cpp"])
+        assert all(f"The export of {label} to llama.cpp" in words for words in close)
+        assert all("in blocks of" in words and "`llama-server` has no group attention" in words for words in close)
+
+
+@pytest.mark.parametrize("methods", [[{"method": "rerope"}], BOTH[1:]])
+def test_a_system_that_can_express_the_own_encoding_alone_is_no_error(
+    models: ModelRegistry, methods: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(models, target="tgi", methods=methods)
+    assert [subject.label for subject in plan.subjects] == ["default"]
+    config = models.default.patch.model.config
+    monkeypatch.setattr(config, "position_encoding", {"method": "default"}, raising=False)
+    with pytest.raises(InvalidEvaluation, match=r"target: tgi can express no candidate .* only Ropeway reads"):
+        planned(models, target="tgi", methods=methods)
 
 
 def test_for_a_system_what_it_can_express_alone_is_compared(models: ModelRegistry) -> None:

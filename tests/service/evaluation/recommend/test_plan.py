@@ -176,11 +176,6 @@ def test_finished_rounds_are_the_result_of_a_request_for_these_rounds(models: Mo
         ({"length": 256, "lengths": [128, 256], "input": "A short text."}, "length", "beyond the shortest document"),
         ({"length": None, "lengths": [128, 256], "input": "A short text."}, "lengths", "beyond the shortest document"),
         ({"methods": [{"method": "t5_bias"}]}, "methods.0", "relative_attention_bias"),
-        (
-            {"methods": ["rerope", "streaming"], "target": "vllm"},
-            "target",
-            "vllm can express none of the candidates for 256 tokens",
-        ),
     ],
 )
 def test_what_cannot_be_run_is_refused(models: ModelRegistry, fields: dict[str, Any], param: str, message: str) -> None:
