@@ -34,7 +34,9 @@ class Stdout(io.TextIOWrapper):
     def _fail(self, error: OSError) -> NoReturn:
         """Python flushes once more as it exits: what is left then goes nowhere."""
         self._failed = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
         if not isinstance(error, BrokenPipeError):
             from service.cli.shared.terminal import complain
 

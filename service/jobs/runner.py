@@ -177,7 +177,7 @@ class JobRunner:
                     found = await self._execution.take(number, model)
                 if found is None:
                     tried.add(number)
-                elif found.claimed[model]:
+                elif found.claimed[model] and self._with_keys({tenant: number}):  # planning takes a while
                     self._turns[model, tenant] = next(self._count)
                     return found, found.claimed[model].popleft()
 

@@ -33,8 +33,9 @@ def replacement(path: Path, content: bytes, mode: int = 0o666) -> Iterator[None]
         if target.exists():
             there = target.stat()
             os.chmod(beside, there.st_mode & 0o7777)
-            with suppress(PermissionError):
-                os.chown(beside, there.st_uid, there.st_gid)
+            for owner in ((-1, there.st_gid), (there.st_uid, -1)):
+                with suppress(PermissionError):
+                    os.chown(beside, *owner)
         yield
         os.replace(beside, target)
     except BaseException:

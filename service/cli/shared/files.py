@@ -199,9 +199,10 @@ def save(path: Path, content: bytes) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, where it can be replaced. A pipe, a device and an open file are written to."""
+    """Write a file whole or not at all, where it can be replaced. Pipes, devices, open files and files of several names
+    are written to."""
     if path.exists():
-        if _is_open(path) or not path.is_file():
+        if _is_open(path) or not path.is_file() or path.stat().st_nlink > 1:
             path.write_bytes(content)
             return
         os.close(os.open(path, os.O_WRONLY))  # replacing needs no right to the file itself

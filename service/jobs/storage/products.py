@@ -39,10 +39,10 @@ class ProductMemory:
         replaced = choices.keys() - self._replaced if self._anew else set()
         try:
             with self._database.writing() as session:
-                for kind, choice in choices.items():
+                for kind, choice in sorted(choices.items()):  # in one order, so no two servers wait for each other
                     values = {"kind": kind, "choices": choice}
                     session.execute(inserted(session, KeptProducts, values, replaces=kind in replaced))
-                self._replaced |= replaced
+            self._replaced |= replaced
         except StoreOutOfReach as error:
             log.warning("products_not_kept", error=str(error))
             return dict(choices)

@@ -61,8 +61,8 @@ class Memory(Protocol):
 
 
 _memory: ContextVar[Memory | None] = ContextVar("memory", default=None)
-_timed: dict[Kind, Choices] = {}
-"""By this process. Layers that an adapter changed have those of its base."""
+_settled: dict[Kind, Choices] = {}
+"""In this process. Layers that an adapter changed have those of its base."""
 
 
 @contextmanager
@@ -79,19 +79,20 @@ def known(kinds: Collection[Kind]) -> dict[Kind, Choices]:
     """The choices that need not be timed."""
     memory = _memory.get()
     kept = {} if memory is None else memory.read([kind.name for kind in kinds])
-    found = {kind: _timed[kind] for kind in kinds if kind in _timed}
+    found = {kind: _settled[kind] for kind in kinds if kind in _settled}
     return found | {kind: _of_json(kept[kind.name]) for kind in kinds if kind.name in kept}
 
 
 def settled(choices: Mapping[Kind, Choices]) -> dict[Kind, Choices]:
     """Choices of a model's layers, known or timed now, as they hold from here on."""
-    for kind, timed in choices.items():
-        _timed.setdefault(kind, timed)
     memory = _memory.get()
     if memory is None:
-        return dict(choices)
-    kept = memory.keep({kind.name: _in_json(choice) for kind, choice in choices.items()})
-    return {kind: _of_json(kept[kind.name]) for kind in choices}
+        held = dict(choices)
+    else:
+        kept = memory.keep({kind.name: _in_json(choice) for kind, choice in choices.items()})
+        held = {kind: _of_json(kept[kind.name]) for kind in choices}
+    _settled.update(held)
+    return held
 
 
 def _in_json(choices: Choices) -> dict[str, Any]:

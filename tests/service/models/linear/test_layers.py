@@ -92,7 +92,7 @@ def decide(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Product, int], fl
             return [seconds(product, rows) for product in (*of_plain, *of_packed)]
 
     monkeypatch.setattr(layers, "Sample", Timed)
-    monkeypatch.setattr(known, "_timed", {})
+    monkeypatch.setattr(known, "_settled", {})
     return asked
 
 
