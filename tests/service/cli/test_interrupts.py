@@ -71,7 +71,7 @@ def test_ctrl_c_ends_the_stop_of_a_server_at_once(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(server, "local_server", local_server)
     monkeypatch.setattr(server, "load_libraries", lambda: None)
-    usual = signal.getsignal(signal.SIGINT)
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # commands of other tests leave another here
     try:
         with connected(None):
             handlers.append(signal.getsignal(signal.SIGINT))
