@@ -84,6 +84,7 @@ PADDING = "tests/patches/model/library/test_padding.py"
 PARITY = "tests/patches/model/library/test_transformers_parity.py"
 MAPS = "tests/patches/methods/test_position_maps.py"
 RECOMMEND = "tests/service/evaluation/recommend/test_answer.py"
+EXPORTABLE = "tests/service/evaluation/recommend/test_exportable.py"
 SWEEPS = "tests/service/evaluation/sweep"
 PICTURES = "tests/service/figures/test_pictures.py"
 WORDS = "tests/service/figures/test_words.py"
@@ -539,12 +540,12 @@ CARRIED = [
              (f"{RECOMMEND}::test_one_window_is_no_reason_against_a_candidate",)),
     Mutation("another finalist is exported although the answer can be", "service/evaluation",
              "for s in (chosen, *others)", "for s in others",
-             (f"{RECOMMEND}::test_an_answer_that_no_system_can_express_says_so_and_names_one_that_is",)),
+             (f"{EXPORTABLE}::test_an_answer_that_no_system_can_express_says_so_and_names_one_that_is",)),
     Mutation("an encoding to avoid is exported", "service/evaluation", "if label not in avoided), None)", "), None)",
-             (f"{RECOMMEND}::test_an_encoding_to_avoid_is_not_named_for_export",)),
+             (f"{EXPORTABLE}::test_an_encoding_to_avoid_is_not_named_for_export",)),
     Mutation("the best exportable encoding leaves early", "service/evaluation",
              "next(filter(self._carriers, ranked), 0)", "0",
-             (f"{RECOMMEND}::test_the_best_that_a_system_can_express_is_measured_to_the_end",)),
+             (f"{EXPORTABLE}::test_the_best_that_a_system_can_express_is_measured_to_the_end",)),
     Mutation("the best of the least cost leaves early", "service/evaluation",
              "cheap, exportable = self._cheap(ranked),", "cheap, exportable = 0,",
              (f"{RECOMMEND}::test_the_best_of_the_least_cost_is_measured_as_long_as_it_may_be_good_enough",)),
