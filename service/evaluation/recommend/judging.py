@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from patches import Method
+from patches import UNSCALED, Method
 from service.evaluation.recommend.evidence import Difference, Evidence, copies
 from service.evaluation.recommend.results import Answer, Avoid, Memory, Range, RecommendMethod, Verdict
 from service.evaluation.recommend.rounds import FINALISTS, Schedule
@@ -207,7 +207,7 @@ class Judge:
         the one that a policy uses at the target.
         """
         evidence, chosen = self._evidence[self._target], self._chosen
-        used = 0 if self._target <= self._trained_length else self._cheapest(self._target)
+        used = self._within if self._target <= self._trained_length else self._cheapest(self._target)
         separated = (s for s in evidence if s != used and self._verdict(s) in ("worse", "dropped", "windowed"))
         others = sorted(separated, key=lambda s: (s != 0, self._window(s) is None, s))
         windows = {s: None if self._all_windowed and not self.recall_counts else self._window(s) for s in others}
@@ -215,10 +215,9 @@ class Judge:
         return [Avoid(label=self._subjects[s].label, reason=reason) for s, reason in reasons if reason]
 
     def _ranges(self) -> list[Range]:
-        """The own encoding up to the trained length, then the cheapest that is good enough at each length."""
-        ranges = [
-            Range(up_to=self._trained_length, label=self._subjects[0].label, pe=request_of(self._subjects[0].method))
-        ]
+        """One encoding up to the trained length, then the cheapest that is good enough at each length."""
+        within = self._subjects[self._within]
+        ranges = [Range(up_to=self._trained_length, label=within.label, pe=request_of(within.method))]
         for length in sorted(length for length in self._evidence if length > self._trained_length):
             chosen = self._subjects[self._cheapest(length)]
             if ranges[-1].label == chosen.label:
@@ -226,6 +225,15 @@ class Judge:
             else:
                 ranges.append(Range(up_to=length, label=chosen.label, pe=request_of(chosen.method)))
         return ranges
+
+    @cached_property
+    def _within(self) -> int:
+        """Subject of a policy within the trained length. Plain RoPE is it if a declared scaling surely costs more than the
+        tolerance there, else the own encoding."""
+        found = self._evidence[self._schedule.reference]
+        plain = next((subject for subject in found if self._subjects[subject].method == UNSCALED), 0)
+        above = found[0].above(found[plain])
+        return 0 if above.is_tie or above.mean <= self._tolerance else plain
 
     def _cheapest(self, length: int) -> int:
         """The cheapest candidate at a length that is good enough by all of its interval. Without one it is the best.

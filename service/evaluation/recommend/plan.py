@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from patches import Method, alike
+from patches import UNSCALED, Method, alike
 from service.evaluation.checks import (
     InvalidEvaluation,
     affordable,
@@ -211,7 +211,9 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
     room = target - layout.repeated - special
     places = _places(documents, room, layout.tail, request.windows, request.seed)
     shorter = tuple(length for length in lengths if served.trained_length < length < target)
-    schedule = Schedule(len(at_target), len(places), target, reference, shorter, request.rounds).within(request.budget)
+    trained = [index for index, subject in enumerate(subjects) if index == 0 or subject.method == UNSCALED]
+    every = Schedule(len(at_target), len(places), target, reference, shorter, request.rounds, len(trained))
+    schedule = every.within(request.budget)
     plan = RecommendPlan(
         model=served.name,
         fingerprint=served.contents,
@@ -229,7 +231,7 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
         seed=request.seed,
         bos=bos,
         chunk=settings.score_chunk,
-        stages=(_first_round(schedule, at_target),),
+        stages=(_first_round(schedule, at_target, trained),),
         cautions=(*out_of_reach(target, served), *skipped_text(documents, skipped)),
     )
     affordable(plan, settings, request.longest_field)
@@ -276,8 +278,10 @@ def _places(documents: Sequence[Document], room: int, tail: int, windows: int, s
     return tuple(every[index] for index in order.tolist())
 
 
-def _first_round(schedule: Schedule, subjects: Sequence[int]) -> tuple[Reading, ...]:
-    every = [Reading(subject, schedule.target, 0, schedule.read[0]) for subject in subjects]
+def _first_round(schedule: Schedule, at_target: Sequence[int], trained: Sequence[int]) -> tuple[Reading, ...]:
+    """The subjects ``trained`` at the reference length, then ``at_target``. Positions of the former are all trained."""
+    every = [Reading(subject, schedule.target, 0, schedule.read[0]) for subject in at_target]
     if schedule.reference == schedule.target:
         return tuple(every)
-    return (Reading(0, schedule.reference, 0, schedule.windows), *every)
+    within = [Reading(subject, schedule.reference, 0, schedule.windows) for subject in trained]
+    return (*within, *every)

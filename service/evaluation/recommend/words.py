@@ -261,8 +261,13 @@ def _export_differences(answer: Answer) -> Iterator[str]:
 def _ranges(
     methods: Sequence[RecommendMethod], chosen: RecommendMethod, answer: Answer, schedule: Schedule, trained_length: int
 ) -> Iterator[str]:
-    """The encoding of a policy at the target, where it is not the recommended one."""
-    used = answer.ranges[-1].label
+    """Encodings of a policy: within the trained length if not the own one, at the target if not the answer."""
+    within, used = answer.ranges[0].label, answer.ranges[-1].label
+    if within != methods[0].label:
+        found = {method.label: {at.length: at for at in method.lengths} for method in methods}
+        recall = "recall" if answer.recall_counts else ""
+        plain, own = (_numbers(found[label][schedule.reference], recall) for label in (within, methods[0].label))
+        yield f"Up to {trained_length:,} tokens the policy uses {within}: {plain}. The model's own encoding has {own}."
     if used == answer.label:
         return
     uses = f"The policy uses {used} at {schedule.target:,} tokens"

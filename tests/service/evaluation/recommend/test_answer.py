@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -222,20 +223,43 @@ def test_the_answer_says_whether_it_keeps_the_quality_of_the_trained_length(
     assert (says in result.words()) is (keeps is False)
 
 
+def declaring_yarn(checkpoint: Path, folder: Path) -> Iterator[ModelRegistry]:
+    shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    scaling = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+    config |= {"rope_parameters": scaling, "max_position_embeddings": 256}
+    (folder / "config.json").write_text(json.dumps(config))
+    yield from registry(folder)
+
+
 @pytest.mark.parametrize("best", ["linear(factor=1)", "rerope(base=linear:1)", "rerope"])
 def test_a_declared_scaling_that_costs_quality_is_named(checkpoints: Path, tmp_path: Path, best: str) -> None:
     """Position maps were proposed over the declared scaling alone, and plain RoPE never was."""
-    shutil.copytree(checkpoints / "tiny", tmp_path, dirs_exist_ok=True)
-    config = json.loads((tmp_path / "config.json").read_text())
-    scaling = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-    config |= {"rope_parameters": scaling, "max_position_embeddings": 256}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    for models in registry(tmp_path):
+    for models in declaring_yarn(checkpoints / "tiny", tmp_path):
         made_up = {"others": (3.0, 0.0), best: (2.0, 0.0)}
         result, _ = answered(planned(models), made_up, (2.0, 0.0))
         assert result.answer.label == best
         says = "The checkpoint declares yarn, which costs quality on this text; this answer is over plain RoPE."
         assert (says in result.words()) is ("linear" in best)
+
+
+@pytest.mark.parametrize("length", [64, 256])
+def test_plain_rope_serves_short_requests_if_a_declared_scaling_surely_costs_quality(
+    checkpoints: Path, tmp_path: Path, length: int
+) -> None:
+    """The policy kept the declared scaling within the trained length, and plain RoPE was not measured there."""
+    plain = {"method": "linear", "factor": 1.0}
+    made_up = {"others": (4.0, 0.8), "default": (3.0, 0.8), "linear(factor=1)": (2.0, 0.8)}
+    cases = {(2.5, 0.8): True, (2.05, 0.8): False, (2.5, 0.8, 2.0): False, (1.5, 0.8): False}
+    for models in declaring_yarn(checkpoints / "tiny", tmp_path):
+        plan = planned(models, length=length)
+        for within, surely in cases.items():
+            result, last = answered(plan, made_up, within)
+            assert (ranges_of(result)[0]["pe"] == plain) is surely, within
+            says = "Up to 64 tokens the policy uses linear(factor=1): perplexity "
+            assert any(sentence.startswith(says) for sentence in result.words()) is surely
+            assert last.cost.tokens <= plan.cost.tokens
+            assert ranges_of(result)[-1]["up_to"] == length
 
 
 def test_the_best_of_the_least_cost_is_measured_as_long_as_it_may_be_good_enough(models: ModelRegistry) -> None:
