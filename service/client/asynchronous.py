@@ -267,7 +267,8 @@ class AsyncRopeway:
                 async for event in events:
                     if event.data == "[DONE]":
                         return
-                    yield event, response
+                    if event.data:  # httpx_sse makes an empty event of a comment behind one with a number
+                        yield event, response
         raise incomplete(response)
 
     async def _send(

@@ -207,7 +207,9 @@ class TestAsync:
 
 
 def told(name: str, value: dict[str, Any]) -> str:
-    return f"event: {name}\ndata: {json.dumps(value)}\n\n"
+    """An event as the server has it: a unit with its number. Then its sign of life, for a unit that takes long."""
+    number = f"id: {value['number']}\n" if name == "unit" else ""
+    return f"event: {name}\n{number}data: {json.dumps(value)}\n\n: ping\n\n"
 
 
 UNIT = {"label": "default", "name": "a", "length": 9, "reused": False, "seconds": 0.1, "summary": {"nll_mean": 1.0}}
