@@ -228,8 +228,8 @@ class Judge:
 
     @cached_property
     def _within(self) -> int:
-        """Subject of a policy within the trained length: the own encoding. A declared scaling that surely costs more than
-        the tolerance there gives way to plain RoPE."""
+        """Subject of a policy within the trained length: the own encoding. A declared scaling that surely costs more
+        than the tolerance there gives way to plain RoPE."""
         found = self._evidence[self._schedule.reference]
         plain = next((subject for subject in found if self._subjects[subject].method == UNSCALED), 0)
         above = found[0].above(found[plain])
