@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import BasedMethod, Method
@@ -26,14 +27,20 @@ def candidates(geometry: RopeGeometry, length: int) -> list[Method]:
     if length > geometry.original_max_position_embeddings:
         kinds = (kind for kind in METHODS.values() if kind.family == geometry.family)
         proposed += [method for kind in kinds for method in _of(kind, geometry, length)]
-    found: dict[ResolvedRecipe, Method] = {}
+    found: dict[tuple[object, ...], Method] = {}
     for method in proposed:
         try:
             resolved = resolve(method, geometry, length)
         except ValueError:  # does not fit this model
             continue
-        found.setdefault(resolved, method)
+        found.setdefault(_numbers(resolved), method)
     return list(found.values())
+
+
+def _numbers(resolved: ResolvedRecipe) -> tuple[object, ...]:
+    """The numbers alone: different schedules have the same ones where few pairs rotate."""
+    parts = (getattr(resolved.recipe, part.name) for part in fields(resolved.recipe) if part.name != "schedule")
+    return *parts, resolved.inv_freq, resolved.attention_factor
 
 
 def _of(kind: type[Method], geometry: RopeGeometry, length: int) -> Iterator[Method]:

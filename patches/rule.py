@@ -2,7 +2,8 @@
 
 A rotary model has its own encoding up to its trained length L0. Up to the length that it declares, it has its
 own scaling. Beyond, dynamic YaRN (arXiv:2309.00071, section 3.3) scales by the reserved length. Any other model keeps
-its own encoding.
+its own encoding. So does one whose rotating layers all attend within a window or chunk of at most L0 tokens (Llama 4). No
+distance in them is untrained.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from patches.methods.frequencies.by_parts import DynamicYarn
 from patches.methods.frequencies.default import Default
 
 
-def ranges_by_rule(geometry: RopeGeometry) -> list[tuple[int | None, Method]]:
-    """(longest reserved length, method) of every range, ascending; the last range has no end."""
-    own = Default()
-    if not geometry.rotates:
+def ranges_by_rule(geometry: RopeGeometry, rotates_within: int | None = None) -> list[tuple[int | None, Method]]:
+    """(longest reserved length, method) of every range, ascending; the last range has no end.
+
+    ``rotates_within``: most tokens in the window or chunk of a rotating layer; None if one has neither.
+    """
+    own, trained = Default(), geometry.original_max_position_embeddings
+    if not geometry.rotates or (rotates_within is not None and rotates_within <= trained):
         return [(None, own)]
-    trained = geometry.original_max_position_embeddings
     ranges: list[tuple[int | None, Method]] = [(trained, own)]
     if (declared := _declared_length(geometry)) > trained:
         ranges.append((declared, own))

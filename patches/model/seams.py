@@ -89,6 +89,13 @@ class Patched(Encodings):
         """Tokens of the smallest window or chunk in which a layer of the model attends; None without any."""
         return min([*self.windowed.values(), *self.attention_seam.chunks.values()], default=None)
 
+    @property
+    def rotates_within(self) -> int | None:
+        """Tokens of the largest window or chunk of the layers that requests rotate; None if one has neither."""
+        sizes = {**self.windowed, **self.attention_seam.chunks}
+        found = [sizes.get(layer) for layer, role in self.roles.items() if role == "slots"]
+        return max((size for size in found if size is not None), default=None) if all(found) else None
+
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The model's own ``forward`` with plain positions; its state is known to the seams until it returns.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from patches import ResolvedRecipe, RopeType, grouping
 from service.export.target import (
@@ -91,6 +91,9 @@ class LlamaCpp(Target):
 
     def unchanged(self, length: int) -> Expression:
         return Expression({}, ["--ctx-size", str(length)])
+
+    def lengthened(self, expression: Expression, config: dict[str, Any]) -> Expression:
+        return expression  # a GGUF file needs no entry
 
     def differences_of_own(self, wanted: Wanted) -> list[str]:
         if wanted.own.get("rope_type") == RopeType.YARN and wanted.own.get("truncate") is False:

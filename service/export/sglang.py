@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from patches import RopeType, in_configuration, is_by_layer
@@ -52,6 +53,10 @@ class SGLang(Target):
 
     def unchanged(self, length: int) -> Expression:
         return Expression({}, ["--context-length", str(length)])
+
+    def lengthened(self, expression: Expression, config: dict[str, Any]) -> Expression:
+        overrides = ["--json-model-override-args", json.dumps(config)]
+        return replace(super().lengthened(expression, config), arguments=[*overrides, *expression.arguments])
 
     def differences_of_own(self, wanted: Wanted) -> list[str]:
         form = wanted.by_length

@@ -98,6 +98,10 @@ class Target(ABC):
         """The checkpoint's own encoding by ``unchanged``, with this system's differences in reading it."""
         return replace(self.unchanged(wanted.length), differences=self.differences_of_own(wanted))
 
+    def lengthened(self, expression: Expression, config: dict[str, Any]) -> Expression:
+        """``expression`` of a model that rotates nothing, with ``config`` for texts past the declared length."""
+        return replace(expression, config=expression.config | config)
+
     def differences_of_own(self, wanted: Wanted) -> list[str]:
         """Differences of the checkpoint's own encoding here to this system's reading of it."""
         return fixed(wanted)

@@ -42,6 +42,9 @@ TARGETS: dict[str, Target] = {
     "tgi": TextGenerationInference(),
 }
 
+OTHER_LENGTHS = ("max_seq_len", "seq_length")
+"""Entries that MPT and BLOOM have in place of ``max_position_embeddings``."""
+
 SHORTEST = 2
 """Tokens of the shortest request."""
 
@@ -80,6 +83,7 @@ class Source:
     ``own`` is empty for a model whose configuration has no ``rope_parameters`` (GPT-J). ``base`` is the geometry of an
     adapter's base: other systems read the base's configuration, and not what the adapter's folder declares.
     ``read_here_alone`` is true for a configuration with ``position_encoding``: other systems pass over it.
+    ``longest`` is the entry of its configuration with the longest text in tokens.
     """
 
     geometry: RopeGeometry
@@ -87,6 +91,7 @@ class Source:
     model_type: str
     base: RopeGeometry | None = None
     read_here_alone: bool = False
+    longest: str = "max_position_embeddings"
 
 
 def source_of(patch: Patched, base: Patched | None = None) -> Source | None:
@@ -97,7 +102,8 @@ def source_of(patch: Patched, base: Patched | None = None) -> Source | None:
         return None
     own = getattr(config, "rope_parameters", None) or {}
     alone = getattr((base or patch).model.config, "position_encoding", None) is not None
-    return Source(patch.geometry, own, config.model_type, None if base is None else base.geometry, alone)
+    longest = next((name for name in OTHER_LENGTHS if getattr(config, name, None)), "max_position_embeddings")
+    return Source(patch.geometry, own, config.model_type, None if base is None else base.geometry, alone, longest)
 
 
 def carriers(method: Method, patch: Patched, length: int) -> list[str] | None:
@@ -185,8 +191,11 @@ def _expressed(method: Method, source: Source, target: Target, length: int) -> E
     declared = source.base or geometry
     varies = resolved.length is not None and resolve(method.without_follows(), geometry, SHORTEST) != resolved
     wanted = Wanted(geometry, length, resolved, source.own, source.model_type, varies)
-    if length <= declared.max_position_embeddings and _is_own(resolved, declared, length):
+    is_longer = length > declared.max_position_embeddings
+    if _is_own(resolved, declared, length) and not (is_longer and resolved.rotates):
         expression = target.own(replace(wanted, geometry=declared))
+        if is_longer:
+            expression = target.lengthened(expression, {source.longest: length})
     elif resolved.rotates and not source.own:
         raise Inexpressible(
             f"the configuration of {source.model_type} models has no rope_parameters that any would read"

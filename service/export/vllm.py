@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from patches import RopeType, in_configuration
 from service.export.target import (
@@ -54,6 +55,10 @@ class VLLM(Target):
 
     def unchanged(self, length: int) -> Expression:
         return Expression({}, ["--max-model-len", str(length)])
+
+    def lengthened(self, expression: Expression, config: dict[str, Any]) -> Expression:
+        overrides = ["--hf-overrides", json.dumps(config)]
+        return replace(super().lengthened(expression, config), arguments=[*overrides, *expression.arguments])
 
     def differences_of_own(self, wanted: Wanted) -> list[str]:
         return fixed_at_start(wanted)

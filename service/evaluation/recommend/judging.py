@@ -194,8 +194,9 @@ class Judge:
         return {name: texts for name, texts in found.items() if texts and self._system in (None, name)}
 
     def _keeps_quality(self, chosen: Evidence) -> bool | None:
-        """True if the loss at the target length is surely that within the trained length, but for the tolerance."""
-        above = chosen.above(self._evidence[self._schedule.reference][0])
+        """True if the loss at the target length is surely that within the trained length, but for the tolerance. A
+        declared scaling that costs quality there is no measure."""
+        above = chosen.above(self._evidence[self._schedule.reference][self._within])
         if above.interval is None:
             return None
         return True if above.is_below(self._tolerance) else False if above.interval.low > self._tolerance else None

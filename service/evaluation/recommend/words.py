@@ -58,11 +58,13 @@ def reason_against(evidence: Evidence, chosen: Evidence, window: int | None) -> 
         return None
     more = float((evidence.nll[:shared] - chosen.nll[:shared]).mean())
     recall, better = float(evidence.recall[:shared].mean()), float(chosen.recall[:shared].mean())
-    times = f"{finite_exp(more):.3g} times that of the recommended one"
-    perplexity = f"its perplexity is {times}, over {shared} windows"
+    ratio = f"{finite_exp(more):.3g}"
+    times = "that" if ratio == "1" else f"{ratio} times that"
+    perplexity = f"its perplexity is {times} of the recommended one, over {shared} windows"
     reads = "" if window is None else f"it attends to {window:,} tokens only"
     if reads and not evidence.recall_counts:
-        return f"{reads}; {perplexity}" if more > 0 else f"{reads}; {perplexity}, which does not show what it forgets"
+        shows = "" if more > 0 and ratio != "1" else ", which does not show what it forgets"
+        return f"{reads}; {perplexity}{shows}"
     if evidence.recall_counts and better - recall > MUCH:
         copied = f"it copies {percent(recall)} of repeated tokens, not {percent(better)}"
         return "; ".join(filter(None, (reads, copied, perplexity)))
@@ -89,7 +91,15 @@ def _choice(
     if chosen.window is not None and not answer.recall_counts:
         forgets = f"it attends to {chosen.window:,} tokens only, and forgets the others"
         return f"For {where} use {answer.label} by perplexity alone: {forgets}."
-    return f"For {where} use {answer.label}."
+    return f"For {where} use {answer.label}{_or_cheaper(methods, chosen, answer)}."
+
+
+def _or_cheaper(methods: Sequence[RecommendMethod], chosen: RecommendMethod, answer: Answer) -> str:
+    """The encoding of a policy in place of the recommended one, if it costs less."""
+    used = next(method for method in methods if method.label == answer.ranges[-1].label)
+    if weight_of(used.cost) >= weight_of(chosen.cost):
+        return ""
+    return f", or {used.label}, which costs less and is within the tolerance"
 
 
 def _evidence(
@@ -108,6 +118,10 @@ def _evidence(
     if schedule.reference != schedule.target:
         within = _numbers(own[schedule.reference], recall)
         yield f"Within {schedule.reference:,} trained tokens, the model itself has {within}."
+        if (plain := answer.ranges[0].label) != methods[0].label:
+            of_plain = next(method.lengths for method in methods if method.label == plain)
+            better = _numbers({at.length: at for at in of_plain}[schedule.reference], recall)
+            yield f"There {plain}, which is plain RoPE, has {better}. So the policy uses it for short requests."
         if answer.keeps_quality is False:
             yield f"So no candidate keeps the quality of {schedule.reference:,} tokens: the recommended one is worse."
     if not answer.recall_counts:
@@ -261,13 +275,8 @@ def _export_differences(answer: Answer) -> Iterator[str]:
 def _ranges(
     methods: Sequence[RecommendMethod], chosen: RecommendMethod, answer: Answer, schedule: Schedule, trained_length: int
 ) -> Iterator[str]:
-    """Encodings of a policy: within the trained length if not the own one, at the target if not the answer."""
-    within, used = answer.ranges[0].label, answer.ranges[-1].label
-    if within != methods[0].label:
-        found = {method.label: {at.length: at for at in method.lengths} for method in methods}
-        recall = "recall" if answer.recall_counts else ""
-        plain, own = (_numbers(found[label][schedule.reference], recall) for label in (within, methods[0].label))
-        yield f"Up to {trained_length:,} tokens the policy uses {within}: {plain}. The model's own encoding has {own}."
+    """The encoding of a policy at the target, where it is not the recommended one."""
+    used = answer.ranges[-1].label
     if used == answer.label:
         return
     uses = f"The policy uses {used} at {schedule.target:,} tokens"

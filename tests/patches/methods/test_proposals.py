@@ -55,6 +55,14 @@ def test_a_declared_scaling_is_compared_with_plain_rope_and_the_maps_over_it() -
     assert alike(over_plain, scaled, 1024, 512) == at_half
 
 
+def test_of_equal_numbers_one_is_proposed() -> None:
+    """With two rotating pairs, the ramps of YaRN, TailSpline and MrRoPE-Uni have no pair between their ends."""
+    few = replace(ROTARY, rotary_dim=4)
+    found = [resolve(method, few, 1024) for method in candidates(few, 1024)]
+    scaled = [(each.inv_freq, each.attention_factor) for each in found if each.is_plain]
+    assert len(set(scaled)) == len(scaled) > 5
+
+
 def test_factors_are_around_the_needed_one() -> None:
     labels = {label_of(method) for method in candidates(ROTARY, 1024)}
     assert {"yarn(factor=4)", "yarn(factor=8)", "ntk(factor=4)", "ntk(factor=8)", "linear(factor=4)"} <= labels

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from patches import Patched, parse, patched
 from service.export.target import Expression
-from service.export.targets import TARGETS, NotExpressible, Source, export
+from service.export.targets import TARGETS, NotExpressible, Source, export, source_of
 from service.models.checkpoint.loading import DEMO
 from tests.methods import Fields, rows
 from tests.models import tiny_model, tiny_tokens
@@ -122,6 +122,28 @@ def test_other_entries_and_other_layers_stay(family: str) -> None:
     assert relative(theirs(tokens).logits, ours) <= 5e-6
     others = {"full_attention", *patch.model.config.rope_parameters} - {"full_attention", "rope_type", "rope_theta"}
     assert {name: parameters[name] for name in others} == {name: model.config.rope_parameters[name] for name in others}
+
+
+@pytest.mark.parametrize("family", ["bloom", "mpt", "falcon_rw"])
+@torch.no_grad()
+def test_a_model_without_rotation_reads_past_its_declared_length(family: str) -> None:
+    """It was refused, since it rotates nothing."""
+    _, model = tiny_model(family)
+    with patched(model) as patch:
+        source = source_of(patch)
+        assert source is not None
+        length = 4 * patch.geometry.max_position_embeddings
+        tokens = tiny_tokens(1, length)
+        ours = logits_of(model, tokens, slot_of(patch, {"method": "default"}, length))
+    found = {name: export(parse("default"), source, target, length) for name, target in TARGETS.items()}
+    entry = {"bloom": "seq_length", "mpt": "max_seq_len"}.get(family, "max_position_embeddings")
+    assert {name for name, each in found.items() if each.config != {entry: length}} == {"llama.cpp"}
+    for name in ("vllm", "sglang"):
+        assert json.loads(found[name].arguments[1]) == {entry: length}
+    _, theirs = tiny_model(family)
+    lengthened = type(theirs)(type(theirs.config).from_dict(theirs.config.to_dict() | {entry: length})).eval()
+    lengthened.load_state_dict(theirs.state_dict())
+    assert relative(lengthened(tokens).logits, ours) <= 5e-6
 
 
 def test_a_temperature_of_whole_scores_is_refused_where_a_part_rotates() -> None:

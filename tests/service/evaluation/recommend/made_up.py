@@ -46,12 +46,14 @@ def made(unit: RecallUnit, nll: float, recall: float, noise: float = 0.0, wavers
 
 
 def answered(plan: Plan, made_up: Mapping[str, tuple[float, ...]], own_within: tuple[float, ...]) -> Any:
-    """The result, and the last plan, of candidates with these (NLL, recall); all others have those of ``others``."""
+    """The result, and the last plan, of candidates with these (NLL, recall) by label, or by label and length. All
+    others have those of ``others``."""
 
     def outcome(unit: RecallUnit) -> Outcome:
         label = unit.subject.label
         within = label == "default" and unit.length <= 64
-        return made(unit, *(own_within if within else made_up.get(label, made_up["others"])))
+        numbers = made_up.get(f"{label} {unit.length}") or made_up.get(label, made_up["others"])
+        return made(unit, *(own_within if within else numbers))
 
     outcomes: list[Outcome] = []
     extended: Plan | None = plan

@@ -171,6 +171,8 @@ def test_an_encoding_that_the_policy_uses_is_not_one_to_avoid(models: ModelRegis
     wide, _ = answered(planned(models, methods=BOTH, tolerance=1), made_up, (2.0, 0.9))
     assert (wide.answer.label, [found.label for found in wide.answer.ranges]) == (best, ["default"])
     assert f"The policy uses default at 256 tokens{used}" in wide.words()
+    cheaper = ", or default, which costs less and is within the tolerance" if best == GOOD else ""
+    assert wide.title() == f"For 256 tokens use {best}{cheaper}."
     assert "default" not in [found.label for found in wide.answer.avoid]
     strict, _ = answered(planned(models, methods=BOTH), made_up, (2.0, 0.9))
     assert [found.label for found in strict.answer.ranges] == ["default", best]
@@ -256,10 +258,12 @@ def test_plain_rope_serves_short_requests_if_a_declared_scaling_surely_costs_qua
         for within, surely in cases.items():
             result, last = answered(plan, made_up, within)
             assert (ranges_of(result)[0]["pe"] == plain) is surely, within
-            says = "Up to 64 tokens the policy uses linear(factor=1): perplexity "
-            assert any(sentence.startswith(says) for sentence in result.words()) is surely
+            says = "There linear(factor=1), which is plain RoPE, has perplexity "
+            assert any(sentence.startswith(says) for sentence in result.words()) is (surely and length > 64)
             assert last.cost.tokens <= plan.cost.tokens
             assert ranges_of(result)[-1]["up_to"] == length
+        better, _ = answered(plan, made_up | {"linear(factor=1) 64": (1.5, 0.8)}, (2.5, 0.8))
+        assert better.answer.keeps_quality is (length == 64), "a scaling that costs quality is no measure"
 
 
 def test_the_best_of_the_least_cost_is_measured_as_long_as_it_may_be_good_enough(models: ModelRegistry) -> None:
