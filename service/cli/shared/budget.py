@@ -21,7 +21,6 @@ MINUTES: dict[str, Any] = {
 SLOWER = 1.5
 """Time of an average candidate by that of the model's own encoding: banded ones take up to twice as long."""
 
-
 OWN, WITHOUT_END = "default", "none"
 """The encodings to time: the model's own, or one without positions where that one ends before the length."""
 
