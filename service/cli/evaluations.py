@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from service.cli.shared.budget import MINUTES, minutes_of, tokens_within
+from service.cli.shared.budget import MINUTES, minutes_of, submitted
 from service.cli.shared.client import connected
 from service.cli.shared.files import check_outputs, save
 from service.cli.shared.measuring import (
@@ -185,9 +185,7 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
         minutes = minutes_of(own)
         body = body_of(name, own, paths, pe, lengths_, max_tokens, model, server)
         with connected(server, model) as client:
-            if minutes is not None:
-                body["budget"] = tokens_within(minutes, name, body, client)
-            job = client.submit(name, **body)
+            job = submitted(name, body, minutes, client)
             if background:
                 stdout.print(job.id)
                 return

@@ -16,11 +16,14 @@ from service.cli.evaluations import IncludeText, finding_again, finish
 from service.cli.shared.client import connected
 from service.cli.shared.files import check_files, check_page, refuse_several, save
 from service.cli.shared.measuring import AsCsv, AsJson, show, show_early
-from service.cli.shared.terminal import new_table, print_table, printable, stdout
+from service.cli.shared.terminal import new_table, print_table, printable, stderr, stdout
 from service.jobs.records import JobState
 
 if TYPE_CHECKING:
     from service.client import JobInfo, Ropeway
+
+MOST_LISTED = 1000
+"""Jobs of one answer at most."""
 
 jobs = typer.Typer(help="Jobs of a server: list, show, follow, cancel, resume, results, forget.", no_args_is_help=True)
 
@@ -55,7 +58,7 @@ def _whole(client: Ropeway, job_id: str) -> str:
         raise typer.BadParameter(f"{job_id!r} is no id: it has digits and the letters a to f", param_hint="JOB")
     if len(job_id) >= 32:
         return job_id
-    found = [job.id for job in client.jobs(limit=1000) if job.id.startswith(job_id)]
+    found = [job.id for job in client.jobs(limit=MOST_LISTED) if job.id.startswith(job_id)]
     if len(found) > 1:
         raise typer.BadParameter(f"{len(found)} jobs start with {job_id!r}", param_hint="JOB")
     return found[0] if found else job_id
@@ -63,21 +66,23 @@ def _whole(client: Ropeway, job_id: str) -> str:
 
 @jobs.command("list")
 def list_jobs(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Most jobs.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="Most jobs.")] = 20,
     state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
     server: Server = None,
 ) -> None:
     """The newest jobs, newest first."""
     with _connected(server) as client:
-        found = client.jobs(limit=limit, state=state)
+        found = client.jobs(limit=min(limit + 1, MOST_LISTED), state=state)
     table = new_table("job", "evaluation", "state", "units", "created")
-    for job in found:
+    for job in found[:limit]:
         units = f"{job.units_done}/{job.units_total}"
         created = f"{job.created_at:%Y-%m-%d %H:%M}"
         missing = ["the database", *job.not_served] if job.stalled else job.not_served
         waits = f", waits for {', '.join(missing)}" if missing else ""
         table.add_row(job.id[:12], job.evaluation, Text(job.state + waits, style=_style(job)), units, created)
     print_table(table)
+    if len(found) > limit:
+        stderr.print(f"only the newest are listed, {limit} in all: --limit shows more", markup=False, soft_wrap=True)
 
 
 @jobs.command("show")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -232,7 +232,11 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
         bos=bos,
         chunk=settings.score_chunk,
         stages=(_first_round(schedule, at_target, trained),),
-        cautions=(*out_of_reach(target, served), *skipped_text(documents, skipped)),
+        cautions=(
+            *out_of_reach(target, served),
+            *_fewer(request.windows, every.windows, schedule.windows),
+            *skipped_text(documents, skipped),
+        ),
     )
     affordable(plan, settings, request.longest_field)
     return plan
@@ -276,6 +280,14 @@ def _places(documents: Sequence[Document], room: int, tail: int, windows: int, s
         raise InvalidEvaluation("input", f"needs {room + tail} tokens for two windows: send more text")
     order = np.random.default_rng(seed).permutation(len(every))[:windows]
     return tuple(every[index] for index in order.tolist())
+
+
+def _fewer(asked: int, room: int, read: int) -> Iterator[str]:
+    """Sentences that say why a recommendation reads fewer windows than it was ``asked`` to."""
+    if room < asked:
+        yield f"The text has room for {room} of {asked} windows: more text compares encodings better."
+    if read < room:
+        yield f"The budget allows {read} of {room} windows: a larger one compares encodings better."
 
 
 def _first_round(schedule: Schedule, at_target: Sequence[int], trained: Sequence[int]) -> tuple[Reading, ...]:

@@ -41,7 +41,11 @@ RecallShown = Literal["yes", "no", "unsure"]
 
 
 class Memory(BaseModel):
-    """``tokens`` that the cache keeps of the target length, and their ``bytes`` in all layers."""
+    """``tokens`` that the cache keeps of the target length, and the ``bytes`` of their keys and values.
+
+    Layers that attend count, and those with a window as if they kept every token. States of other layers do not count:
+    their size is the same at any length.
+    """
 
     tokens: int
     bytes: int

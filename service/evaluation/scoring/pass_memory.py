@@ -27,12 +27,12 @@ def pass_bytes(patch: Patched, tokens: int, chunk: int | None, resolved: Resolve
     - A mask of a chunk against all keys before it. A CPU needs none behind ``LONG_CONTEXT`` keys.
     """
     config = patch.model.config.get_text_config()
-    item, layers = patch.model.dtype.itemsize, config.num_hidden_layers
+    item = patch.model.dtype.itemsize
     chunk = min(chunk_length(chunk, patch), max(tokens, 16))
     ends = None if resolved is None else patch.sink_window(resolved)
     reached = tokens if ends is None else min(tokens, sum(ends) + chunk)
-    cached = [reached if window is None else min(reached, window + chunk) for window in _windows(config)]
-    per_layer = cache_bytes_per_token(patch) / layers
+    cached = [reached if window is None else min(reached, window + chunk) for window in _windows(patch, config)]
+    per_layer = cache_bytes_per_token(patch) / len(cached)
     queries = patch.geometry.num_attention_heads / patch.cached.heads
     cache = per_layer * (sum(cached) + max(cached) * (1 + 2 * max(queries, 1.0)))
     in_float32 = min(4 * chunk * patch.num_logits, LOGITS_BYTES)
@@ -51,9 +51,10 @@ def free_bytes(device: torch.device) -> int:
     return available_bytes()
 
 
-def _windows(config: Any) -> list[int | None]:
-    """Keys in each layer's cache, as transformers' DynamicCache decides; None: all."""
+def _windows(patch: Patched, config: Any) -> list[int | None]:
+    """Keys in the cache of each layer that attends, as transformers' DynamicCache decides; None: all."""
     window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
     full = "full_attention" if window is None else "sliding_attention"
     types = getattr(config, "layer_types", None) or [full] * config.num_hidden_layers
-    return [window if kind in ("sliding_attention", "chunked_attention") else None for kind in types]
+    kinds = (full if layer < 0 else types[layer] for layer in patch.roles)
+    return [window if kind in ("sliding_attention", "chunked_attention") else None for kind in kinds]

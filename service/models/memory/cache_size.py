@@ -18,8 +18,11 @@ CPU_CACHE_TOKENS = 32768
 
 
 def cache_bytes_per_token(patch: Patched) -> int:
-    """Bytes that keys and values of one token take over all layers of a paged cache. Its rows have one width."""
-    cached, layers = patch.cached, patch.model.config.get_text_config().num_hidden_layers
+    """Bytes that keys and values of one token take over the layers that attend, as they reach the attention.
+
+    Rows of pages have one width. Layers that share the keys of others have pages too.
+    """
+    cached, layers = patch.cached, len(patch.roles)
     return int(2 * layers * cached.calls * cached.heads * cached.width * patch.model.dtype.itemsize)
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import typer
 
 from service.cli.evaluations import own_fields, separated, value_of
 from service.evaluation.catalogue import EVALUATIONS
+from tests.service.cli.answers import Answer
 from tests.service.cli.conftest import DOCUMENT
 from tests.service.cli.shell import ropeway, succeeded
 from tests.service.conftest import tiny_tokenizer
@@ -183,6 +187,36 @@ def test_what_the_server_refuses_is_said(server: str) -> None:
     result = ropeway("passkey", "--depths", "2", "--server", server)
     assert result.exit_code == 1
     assert "depths.0" in result.output
+
+
+def test_minutes_are_a_budget(server: str, text: str) -> None:
+    """Too few are refused in minutes. The least of them suffice at about the same speed."""
+    common = ["recommend", text, "--length", "128", "--windows", "16", "--pe", "yarn:2", "--server", server]
+    refused = ropeway(*common, "--minutes", "1e-9")
+    assert refused.exit_code == 1
+    found = re.search(r"--minutes: 1e-09 is too little for 2 candidates: it must be at least (\S+)", refused.stderr)
+    assert found, refused.stderr
+    result = json.loads(succeeded(*common, "--minutes", str(100 * float(found[1])), "--json"))
+    assert result["windows"] == 16
+
+
+def test_the_speed_is_that_of_an_encoding_with_the_length(
+    fake: Callable[[Answer], list[httpx.Request]],
+) -> None:
+    """The own encoding of a model with a table ends before it."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        (method,) = json.loads(request.content).get("methods", [None])
+        error = {"message": "this model's table ends", "type": "invalid_request_error", "param": "methods.0"}
+        if method == "none":
+            error = {"message": "enough", "type": "invalid_request_error", "param": None}
+        return httpx.Response(400, json={"error": error})
+
+    requests = fake(answer)
+    refused = ropeway("recommend", "--length", "128", "--minutes", "1", "--server", "http://test")
+    assert "error: enough" in refused.stderr
+    asked = [json.loads(request.content) for request in requests if request.url.path == "/recommend"]
+    assert [body["methods"] for body in asked] == [["default"], ["none"]]
 
 
 @pytest.mark.parametrize("name", ["perplexity", "sweep"])

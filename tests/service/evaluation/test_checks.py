@@ -31,6 +31,7 @@ from service.evaluation.scoring.token_scores import NotANumber, token_nll
 from service.evaluation.sweep.request import SweepRequest
 from service.evaluation.unit import Plan
 from service.models.registry import ModelRegistry
+from tests.field import configurations
 from tests.models import tiny_model
 from tests.service.conftest import TEXT
 from tests.service.evaluation.prompting import finish, registry, settings_of
@@ -216,11 +217,12 @@ def test_a_length_beyond_the_text_holds_the_text(models: ModelRegistry, monkeypa
 
 @pytest.mark.parametrize(
     ("family", "full_layers"),
-    [("llama", 2), ("gpt2", 2), ("mpt", 2), ("gemma3", 2), ("starcoder2", 0), ("llama4", 1)],
+    [("llama", 2), ("gpt2", 2), ("mpt", 2), ("gemma3", 2), ("starcoder2", 0), ("llama4", 1), ("jamba", 1)],
 )
 def test_only_layers_that_keep_everything_grow(family: str, full_layers: int) -> None:
-    with patched(tiny_model(family)[1]) as patch:
-        per_layer = pass_memory.cache_bytes_per_token(patch) / patch.model.config.get_text_config().num_hidden_layers
+    model = configurations.tiny_model(family) if family == "jamba" else tiny_model(family)[1]
+    with patched(model) as patch:
+        per_layer = pass_memory.cache_bytes_per_token(patch) / len(patch.roles)
         spread = 1 + 2 * patch.geometry.num_attention_heads / patch.cached.heads if full_layers else 0
         per_token = per_layer * (full_layers + spread)
         grown = pass_bytes(patch, 20_000, 64) - pass_bytes(patch, 10_000, 64)

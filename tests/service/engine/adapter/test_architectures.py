@@ -62,10 +62,8 @@ async def test_values_that_are_not_as_wide_as_keys(family: str, sizes: dict[str,
         try:
             alone = [await finished(engine, prompt, default) for prompt in prompts]
             together = await asyncio.gather(*[finished(engine, prompt, default) for prompt in prompts])
-            allocators = engine.thread.manager.batch_processor.cache.cache_allocators.values()
         finally:
             engine.thread.stop(grace_s=1.0)
-        assert sum(a.bytes_per_block for a in allocators) == LIMITS.page_size * cache_bytes_per_token(patch)
     assert [generation.token_ids for generation in alone] == expected
     assert [generation.token_ids for generation in together] == expected
     await check(model, METHODS)
@@ -90,8 +88,10 @@ async def check(model: PreTrainedModel, methods: list[Method]) -> None:
         try:
             jobs = [finished(engine, *pair) for pair in zip(prompts, methods, strict=True)]
             generations = await asyncio.gather(*jobs)
+            allocators = engine.thread.manager.batch_processor.cache.cache_allocators.values()
         finally:
             engine.thread.stop(grace_s=1.0)
+        assert sum(a.bytes_per_block for a in allocators) == LIMITS.page_size * cache_bytes_per_token(patch)
         for prompt, method, generation in zip(prompts, methods, generations, strict=True):
             assert len(generation.token_ids) == NEW
             assert_greedy(patch, method, prompt, generation.token_ids)

@@ -210,6 +210,14 @@ def test_a_budget_bounds_the_tokens(models: ModelRegistry) -> None:
     result = finish(evaluate(smaller))
     assert result.tokens_read <= whole // 2
     assert result.windows == smaller.schedule.windows
+    says = f"The budget allows {result.windows} of 16 windows: a larger one compares encodings better."
+    assert says in result.words()
+    assert "windows: " not in " ".join(planned(models).cautions)
+
+
+def test_a_text_with_little_room_says_so(models: ModelRegistry) -> None:
+    few = planned(models, windows=1024)
+    assert f"The text has room for {few.schedule.windows} of 1024 windows" in few.cautions[0]
 
 
 def test_the_route_answers_and_streams(client: httpx.Client) -> None:
@@ -242,5 +250,8 @@ def test_a_table_that_ends_is_the_reference_alone(tmp_path: Path) -> None:
         assert result.answer.label in {method.label for method, _ in result.ranked()} != {"default"}
         assert "The model's own encoding ends before that length." in result.words()
         methods = [{"method": "default"}]
-        with pytest.raises(InvalidEvaluation, match="positions"):
+        with pytest.raises(InvalidEvaluation, match="positions") as refused:
             plan_of(RecommendRequest(input=TEXT, length=128, methods=methods), models, settings_of(tmp_path))
+        assert refused.value.param == "methods.0", "the shell times another one then"
+        methods = [{"method": "none"}]
+        assert plan_of(RecommendRequest(input=TEXT, length=128, methods=methods), models, settings_of(tmp_path))

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from structlog.testing import CapturingLogger
 
 from patches import Patched, patched
+from service.engine.padded.caches import sizes
 from service.models import registry
 from service.models.checkpoint.loading import ModelLoadError
 from service.models.memory.cache_size import cache_bytes, cache_bytes_per_token, cache_tokens
 from service.models.registry import ModelRegistry
 from service.settings import Settings
+from tests.field import configurations
 from tests.models import tiny_model
 
 Memory = namedtuple("Memory", "available")
@@ -62,6 +65,19 @@ def test_it_takes_a_quarter_of_the_free_memory_at_most(patch: Patched, monkeypat
     needed = (5000 + 625 // 2 + 1) * per_token >> 20
     with pytest.raises(ModelLoadError, match=rf"CACHE_TOKENS: 5000 needs {needed} MiB .* at most 3840 tokens fit"):
         cache_tokens(patch, asked(cache_tokens=5000))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["llama", "gemma3_text", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "lfm2", "qwen3_next", "zamba2"],
+)
+def test_only_layers_that_attend_have_keys(kind: str) -> None:
+    """As many bytes as the cache of transformers has, before the first window ends."""
+    model, tokens = configurations.tiny_model(kind), 20
+    with torch.no_grad():
+        cache = model(torch.arange(3, 3 + tokens)[None], use_cache=True).past_key_values
+    with patched(model) as patch:
+        assert tokens * cache_bytes_per_token(patch) == sizes(cache)[0]
 
 
 def test_half_precision_has_no_spare_places(monkeypatch: pytest.MonkeyPatch) -> None:
