@@ -230,7 +230,7 @@ class RecommendResult(EvaluationResult):
                 for method, at in ranked
             ],
             best=best,
-            caption=" ".join([*self.answer.words[1:], OTHERS, *fewer]),
+            caption="\n".join([*self.answer.words[1:], OTHERS, *fewer]),
         )
 
     def ranked(self) -> list[tuple[RecommendMethod, AtLength]]:
