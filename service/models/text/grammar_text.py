@@ -15,13 +15,16 @@ AT_MOST_20_BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
 LIMITS = LLParserLimits(
     initial_lexer_fuel=100_000,
     step_lexer_fuel=50_000,
-    max_items_in_row=500,
-    step_max_items=5_000,
+    max_items_in_row=2_000,
+    step_max_items=20_000,
     max_lexer_states=20_000,
     max_grammar_size=50_000,
     verbose_errors=False,
 )
-"""A tenth of the library's, about: by those, masks of one answer may hold the generation thread for seconds."""
+"""A tenth of the library's, about: by those, masks of one answer may hold the generation thread for seconds.
+
+A row has its own number, and a step two fifths: an object with 490 optional keys takes them.
+"""
 
 STACK_BYTES = 4 << 20
 """Stack for a trial: half of what a thread has. The library ends the process where a stack is too small."""
