@@ -5,6 +5,7 @@ The library's errors show the grammar that it was given, which the client never 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from service.api.generation.structure import Structure
 from service.engine.request import GrammarFailed
 from service.errors import bad_request
 from service.models.text.grammar_text import GrammarRefused
+from service.models.text.json_schemas import places_of
 from service.sharing.workers import ChildFailed
 
 MAX_SHOWN = 64
@@ -34,6 +36,9 @@ EXPRESSIONS = (
     re.compile(r"(?P<reason>.*) in regex /(?P<expression>.*)/"),
 )
 """Errors of a regular expression, which may be a pattern in a schema."""
+
+UNENFORCED = re.compile(r"Unimplemented keys: (\[.*?\])")
+"""Keys of JSON Schema that the library knows of, and does not have."""
 
 IN_PLAIN_WORDS = {
     "lookarounds not supported": r"look-around such as \b is not supported",
@@ -58,18 +63,22 @@ def refused(structure: Structure | None) -> Iterator[None]:
     except ChildFailed as error:
         raise bad_request(f"{param}: too large to compile", param) from error
     except GrammarRefused as error:
-        raise bad_request(f"{param}: {_of_function(structure, str(error))}{reason(str(error))}", param) from error
+        raise bad_request(f"{param}: {_within(structure, str(error))}", param) from error
     except GrammarFailed as error:
         message = f"{param}: the answer cannot go on by it: {reason(str(error))}"
         raise bad_request(message, param, "grammar_failed") from error
 
 
-def _of_function(structure: Structure | None, error: str) -> str:
-    """The function whose arguments the error is about, as words before it."""
-    found = OF_FUNCTION.search(error)
-    if structure is None or not structure.functions or found is None:
-        return ""
-    return f"the parameters of {structure.functions[int(found[2])]!r}: "
+def _within(structure: Structure | None, error: str) -> str:
+    """The reason for a refusal: the function whose arguments it is about, and the keys by their paths."""
+    found, before, schemas = OF_FUNCTION.search(error), "", () if structure is None else structure.schemas
+    if structure is not None and structure.functions and found is not None:
+        before, schemas = f"the parameters of {structure.functions[int(found[2])]!r}: ", schemas[int(found[2]) :]
+    said = reason(error)
+    if schemas and (keys := UNENFORCED.match(said)):
+        places = places_of(schemas[0], json.loads(keys[1]))
+        said = f"{' and '.join(places)} cannot be enforced; leave {'it' if len(places) == 1 else 'them'} out"
+    return f"{before}{said}"
 
 
 def reason(error: str) -> str:

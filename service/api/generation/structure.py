@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from patches import KnownFields, problem
+from service.models.text.closed_schemas import closed
 from service.models.text.grammar_parts import Known
-from service.models.text.grammar_text import of_choices, of_regex, of_schema
+from service.models.text.grammar_text import FLEXIBLE, ONE_LINE, of_choices, of_regex, of_schema
 
 MOST = 1 << 16
 """Characters of a schema or an expression."""
@@ -26,13 +27,14 @@ Given = TypeVar("Given")
 @dataclass(frozen=True)
 class Structure:
     """A grammar of answers: the field ``param`` that asks for it, and ``build`` for its text, by the delimiters of a
-    model. A trial goes behind the text ``lead`` too, where the form begins. Calls have rules by the numbers of their
-    ``functions``."""
+    model. A trial goes behind the text ``lead`` too, where the form begins. ``schemas`` are those in it; calls have
+    theirs by the numbers of their ``functions``."""
 
     param: str
     build: Callable[[Known], str]
     lead: str = ""
     functions: tuple[str, ...] = ()
+    schemas: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def of(cls, param: str, form: Callable[[Given], str], given: Given) -> Structure:
@@ -40,9 +42,21 @@ class Structure:
         return cls(param, lambda known: form(given))
 
     @classmethod
-    def of_schema(cls, schema: dict[str, Any] | None, param: str) -> Structure:
-        """JSON by ``schema``, or any object."""
-        return cls.of(param, of_schema, ANY_OBJECT if schema is None else schema)
+    def of_schema(
+        cls, schema: dict[str, Any] | None, param: str, *, strict: bool | None = False, one_line: bool = False
+    ) -> Structure:
+        """JSON by ``schema``, or any object. ``strict`` closes the objects of a schema."""
+        options = ONE_LINE if one_line else FLEXIBLE
+
+        def build(known: Known) -> str:
+            return of_schema(ANY_OBJECT if schema is None else strictly(schema, strict=strict), options)
+
+        return cls(param, build, schemas=(schema or ANY_OBJECT,))
+
+
+def strictly(schema: dict[str, Any], *, strict: bool | None) -> dict[str, Any]:
+    """``schema``, whose objects have no further keys if it is ``strict``."""
+    return closed(schema) if strict else schema
 
 
 def _as_object(value: Any) -> Any:
@@ -65,8 +79,12 @@ Schema = Annotated[dict[str, Any], BeforeValidator(_as_object), AfterValidator(_
 Text = Annotated[str, Field(min_length=1, max_length=MOST)]
 
 
+FORMS = ("json", "json_object", "regex", "choice")
+"""Fields of a form. The others say more about it."""
+
+
 class StructuredOutputs(KnownFields):
-    """Exactly one of its fields says how an answer is formed. The names are those of vLLM."""
+    """Exactly one form of an answer. The names are those of vLLM."""
 
     schema_of_json: Schema | None = Field(None, alias="json", description="A JSON schema.")
     json_object: bool = Field(False, description="Any JSON object.")
@@ -74,13 +92,22 @@ class StructuredOutputs(KnownFields):
     choice: Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)] | None = Field(
         None, description="One of these texts."
     )
+    disable_additional_properties: bool = Field(
+        False, description="Objects of `json` have no further keys, unless the schema says `additionalProperties`."
+    )
+    disable_any_whitespace: bool = Field(False, description="JSON in one line, with a blank behind each `,` and `:`.")
 
     @model_validator(mode="after")
     def _one(self) -> StructuredOutputs:
-        given = [name for name, value in self.model_dump(by_alias=True).items() if value not in (None, False)]
+        values = self.model_dump(by_alias=True)
+        given = [name for name in FORMS if values[name] not in (None, False)]
         if len(given) != 1:
             has = " and ".join(given) or "none"
-            raise problem("one_of", f"needs exactly one of {', '.join(self.field_names())}, and has {has}")
+            raise problem("one_of", f"needs exactly one of {', '.join(FORMS)}, and has {has}")
+        if self.disable_additional_properties and self.schema_of_json is None:
+            raise problem("only_json", "only with json", "disable_additional_properties")
+        if self.disable_any_whitespace and not (self.json_object or self.schema_of_json is not None):
+            raise problem("only_json", "only with json or json_object", "disable_any_whitespace")
         return self
 
     @property
@@ -90,5 +117,8 @@ class StructuredOutputs(KnownFields):
         if self.choice is not None:
             return Structure.of("structured_outputs.choice", of_choices, self.choice)
         return Structure.of_schema(
-            self.schema_of_json, f"structured_outputs.{'json_object' if self.json_object else 'json'}"
+            self.schema_of_json,
+            f"structured_outputs.{'json_object' if self.json_object else 'json'}",
+            strict=self.disable_additional_properties,
+            one_line=self.disable_any_whitespace,
         )

@@ -10,7 +10,7 @@ from service.api.generation.structure import Schema, Structure
 from service.api.openai.body import Body
 from service.api.openai.unsupported import only
 
-HINT = "Accepted and not used: every answer follows the schema."
+STRICT = "Objects have no further keys, unless the schema says `additionalProperties`."
 
 
 class TextFormat(Body):
@@ -33,7 +33,7 @@ class NamedSchema(Body):
     name: Annotated[str, Field(max_length=64)] = Field(description="Accepted and not used.")
     description: str | None = Field(None, description="Accepted and not used.")
     json_schema: Schema | None = Field(None, alias="schema", description="Without one, answers are any JSON object.")
-    strict: bool | None = Field(None, description=HINT)
+    strict: bool | None = Field(None, description=STRICT)
 
 
 class SchemaFormat(Body):
@@ -43,7 +43,8 @@ class SchemaFormat(Body):
     json_schema: NamedSchema
 
     def structure(self, param: str) -> Structure | None:
-        return Structure.of_schema(self.json_schema.json_schema, f"{param}.json_schema.schema")
+        named = self.json_schema
+        return Structure.of_schema(named.json_schema, f"{param}.json_schema.schema", strict=named.strict)
 
 
 class FlatSchemaFormat(NamedSchema):
@@ -52,7 +53,7 @@ class FlatSchemaFormat(NamedSchema):
     type: Literal["json_schema"]
 
     def structure(self, param: str) -> Structure | None:
-        return Structure.of_schema(self.json_schema, f"{param}.schema")
+        return Structure.of_schema(self.json_schema, f"{param}.schema", strict=self.strict)
 
 
 def _kind(value: Any) -> str | None:

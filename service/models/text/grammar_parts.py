@@ -8,10 +8,7 @@ from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
 
-from service.models.text.grammar_text import OPTIONS, GrammarRefused, check_schema
-
-ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as Python writes it by default."""
+from service.models.text.grammar_text import ONE_LINE, OPTIONS, GrammarRefused, enforced
 
 
 class Delimiter(NamedTuple):
@@ -57,7 +54,7 @@ def of_calls(
     Each schema stays a document, so its references hold.
 
     Raises:
-        GrammarRefused: for a schema of something else than objects, and as ``check_schema``.
+        GrammarRefused: for a schema of something else than objects, and as ``enforced``.
     """
     before, opens, closes = (str(known(text)) if text else "" for text in listing[:3])
     between = json.dumps(listing.between) if listing.between else "BLANKS?"
@@ -72,7 +69,7 @@ def of_calls(
         if schema.get("type", "object") != "object":
             raise GrammarRefused(f"the arguments of {name!r} are no object")
         try:
-            check_schema(schema)
+            taken = enforced(schema)
         except GrammarRefused as error:
             raise GrammarRefused(f"the parameters of {name!r}: {error}") from error
         if listing.behind_name:
@@ -80,7 +77,7 @@ def of_calls(
         else:
             begin = json.dumps(json.dumps({"name": name, listing.arguments: None}).removesuffix("null}"))
             call = f'{begin} arguments_{number} "}}"'
-        own = json.dumps({OPTIONS: ONE_LINE, **schema, "type": "object"})
+        own = json.dumps({OPTIONS: ONE_LINE, **taken, "type": "object"})
         rules += [f"call_{number}: {call}", f"arguments_{number}: %json {own}"]
     return LLMatcher.grammar_from_lark("\n".join(rules))
 

@@ -9,19 +9,30 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
-AT_MOST_20_BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
-"""White space between parts of JSON. A weak model would write nothing else without a limit."""
+from service.models.text.json_schemas import Node, without_annotations
+
+FLEXIBLE = {"whitespace_pattern": r"\x20|\r?\n[\x20\t]{0,32}"}
+"""White space between parts of JSON: one blank, or one line break with an indentation.
+
+A weak model would write nothing else without a limit.
+"""
+
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as Python writes it by default."""
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=100_000,
     step_lexer_fuel=50_000,
-    max_items_in_row=500,
-    step_max_items=5_000,
+    max_items_in_row=2_000,
+    step_max_items=20_000,
     max_lexer_states=20_000,
     max_grammar_size=50_000,
     verbose_errors=False,
 )
-"""A tenth of the library's, about: by those, masks of one answer may hold the generation thread for seconds."""
+"""A tenth of the library's, about: by those, masks of one answer may hold the generation thread for seconds.
+
+A row has its own number, and a step two fifths: an object with 490 optional keys takes them.
+"""
 
 STACK_BYTES = 4 << 20
 """Stack for a trial: half of what a thread has. The library ends the process where a stack is too small."""
@@ -38,25 +49,27 @@ class GrammarRefused(ValueError):
     """A grammar that cannot be compiled, or a model that cannot follow any; the message says why."""
 
 
-def of_schema(schema: Mapping[str, Any]) -> str:
-    """The grammar of JSON that is valid by ``schema``.
+def of_schema(schema: Mapping[str, Any], options: Mapping[str, Any] = FLEXIBLE) -> str:
+    """The grammar of JSON that is valid by ``schema``, with white space by ``options``.
 
     Raises:
         GrammarRefused: for parts of JSON Schema that the library does not have.
     """
-    check_schema(schema)
     try:
-        return LLMatcher.grammar_from_json_schema(dict(schema), defaults={"whitespace_pattern": AT_MOST_20_BLANKS})
+        return LLMatcher.grammar_from_json_schema(enforced(schema), defaults=dict(options))  # type: ignore[arg-type]
     except ValueError as error:
         raise GrammarRefused(str(error)) from error
 
 
-def check_schema(schema: Mapping[str, Any]) -> None:
-    """Raises:
-    GrammarRefused: for a schema that says how it is compiled.
+def enforced(schema: Mapping[str, Any]) -> Node:
+    """``schema`` as the library takes it.
+
+    Raises:
+        GrammarRefused: for one that says how it is compiled.
     """
     if OPTIONS in schema:
         raise GrammarRefused(f"the key {OPTIONS!r} is not supported; leave it out")
+    return without_annotations(schema)
 
 
 def of_regex(expression: str) -> str:

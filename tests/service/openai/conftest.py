@@ -28,7 +28,7 @@ TEMPLATE = (
 ENDS = [5, 6, 7, 8]
 """A prompt after which the model of these tests most likely ends its text: its end-of-text tokens are chosen so."""
 
-WIDE: dict[str, Any] = {"type": "object", "properties": {f"a{n}": {} for n in range(200)}}
+WIDE: dict[str, Any] = {"type": "object", "properties": {f"a{n}": {} for n in range(600)}}
 """A schema whose answer takes more work behind `{` than the library allows."""
 
 TOO_WIDE = "the answer cannot go on by it: the form has too many continuations at one place"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from service.api.generation.structure import ANY_OBJECT, Structure
+from service.api.generation.structure import ANY_OBJECT, Structure, strictly
 from service.api.openai.tools.reading import ForcedReader, FormedReader, PlainReader, Reader, TemplateReader
 from service.api.openai.tools.schemas import Function, NamedFunction, NamedTool
 from service.errors import bad_request
@@ -67,12 +67,20 @@ class Offer:
         """The grammar of calls that must come."""
         if not self.must:
             return None
-        return Structure("tools", partial(self._calls, LIST), functions=tuple(each.name for each in self.functions))
+        names, schemas = tuple(each.name for each in self.functions), tuple(self._arguments().values())
+        return Structure("tools", partial(self._calls, LIST), functions=names, schemas=schemas)
+
+    def _arguments(self) -> dict[str, dict[str, Any]]:
+        """Schemas of the arguments, by function."""
+        return {
+            each.name: strictly(each.parameters, strict=each.strict) if each.parameters else ANY_OBJECT
+            for each in self.functions
+        }
 
     def _calls(self, listing: Listing, known: Known) -> str:
         """If the model decides, arguments are any objects, as they are without a form."""
-        own = {function.name: function.parameters or ANY_OBJECT for function in self.functions}
-        schemas = own if self.must else dict.fromkeys(own, ANY_OBJECT)
+        names = [function.name for function in self.functions]
+        schemas = self._arguments() if self.must else dict.fromkeys(names, ANY_OBJECT)
         return of_calls(schemas, several=self.several, listing=listing, known=known)
 
     def thought(self, asked: Structure | None, served: ServedModel, prompt: str) -> Thought | None:
@@ -116,7 +124,7 @@ class Offer:
             return behind_reasoning(form, known(thought.opens), known(thought.closes), begun=thought.begun)
 
         lead = "" if thought is None else f"{'' if thought.begun else thought.opens}.{thought.closes}"
-        return Structure(param, build, lead, structure.functions)
+        return replace(structure, build=build, lead=lead)
 
     @property
     def decides(self) -> bool:

@@ -26,7 +26,9 @@ class Function(Body):
     name: Name
     description: str | None = None
     parameters: Schema | None = Field(None, description="JSON schema of the arguments; without one, any object.")
-    strict: bool | None = Field(None, description=HINT)
+    strict: bool | None = Field(
+        None, description="Arguments of calls that must come have no further keys, unless `parameters` say so."
+    )
 
     def for_template(self) -> dict[str, Any]:
         """The function for chat templates."""

@@ -171,8 +171,8 @@ def test_any_form_is_found_behind_reasoning(form: str) -> None:
 
 
 def test_a_trial_goes_behind_reasoning() -> None:
-    """The library refuses more than 500 items at once, and adds some."""
-    grammar = behind_reasoning(of_choices([f"{number}." for number in range(499)]), *THOUGHT, begun=False)
-    assert "500" in tried(grammar, "<think>.</think>")
+    """The library refuses more than 2000 items at once, and adds some."""
+    grammar = behind_reasoning(of_choices([f"{number}." for number in range(1999)]), *THOUGHT, begun=False)
+    assert "2000" in tried(grammar, "<think>.</think>")
     small = behind_reasoning(of_choices(["yes", "no"]), *THOUGHT, begun=False)
     assert tried(small, "<think>.</think>") == ""

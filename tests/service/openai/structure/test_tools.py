@@ -207,7 +207,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"tools": [KNOT, tool("b", y={"type": "array", "uniqueItems": True})], "tool_choice": "required"},
         "tools",
-        "tools: the parameters of 'b': Unimplemented keys",
+        "tools: the parameters of 'b': properties.y.uniqueItems cannot be enforced; leave it out",
     ),
     ({"messages": [{"role": "user", "content": "a", "tool_call_id": "x"}]}, "messages.0.tool_call_id", "role tool"),
     (

@@ -1,0 +1,76 @@
+"""Schemas whose objects have no further keys, as OpenAI's ``strict`` has it.
+
+``additionalProperties: false`` knows the properties beside it only. Two closed schemas of one object exclude each
+other's keys, so no object is valid by both. Such schemas stay open: branches of ``allOf``, and those beside others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from service.models.text.json_schemas import Node, copied, referred, walk
+
+KEYS = ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
+"""Keys by which a schema says which keys an object has."""
+
+
+def closed(schema: Mapping[str, Any]) -> Node:
+    """``schema``, and ``additionalProperties: false`` for each object in it that does not say it itself."""
+    made = copied(schema)
+    nodes = [node for _, node in walk(made)]
+    parts = {id(node): _parts(made, node) for node in nodes}
+    with_keys = _with_keys(nodes, parts)
+    given = {
+        id(node): [part for part in parts[id(node)] if any(id(each) in with_keys for each in part)] for node in nodes
+    }
+    below = {key: [each for part in held for each in part] for key, held in parts.items()}
+    opened = _reached([node for node in nodes if _says_keys(node) + len(given[id(node)]) > 1], below)
+    for node in nodes:
+        says = "additionalProperties" in node or "unevaluatedProperties" in node
+        if _is_of_objects(node) and not says and id(node) not in opened and not given[id(node)]:
+            node["additionalProperties"] = False
+    return made
+
+
+def _parts(schema: Node, node: Node) -> list[list[Node]]:
+    """Other schemas of the same value: each part has those of which one applies, or all."""
+    parts = [[each] for each in _dicts(node, "allOf")] + [_dicts(node, "anyOf"), _dicts(node, "oneOf")]
+    if found := referred(schema, node):
+        parts.append([found[1]])
+    return [part for part in parts if part]
+
+
+def _dicts(node: Node, key: str) -> list[Node]:
+    held = node.get(key)
+    return [each for each in held if isinstance(each, dict)] if isinstance(held, list) else []
+
+
+def _says_keys(node: Node) -> bool:
+    return any(key in node for key in KEYS)
+
+
+def _is_of_objects(node: Node) -> bool:
+    given = node.get("type")
+    return "object" in (given if isinstance(given, list) else [given]) or _says_keys(node)
+
+
+def _with_keys(nodes: list[Node], parts: dict[int, list[list[Node]]]) -> set[int]:
+    """Schemas of objects, and those that such a schema is a part of, by ``id``."""
+    above: dict[int, list[Node]] = {id(node): [] for node in nodes}
+    for node in nodes:
+        for part in parts[id(node)]:
+            for each in part:
+                above[id(each)].append(node)
+    return _reached([node for node in nodes if _is_of_objects(node)], above)
+
+
+def _reached(waiting: list[Node], onward: dict[int, list[Node]]) -> set[int]:
+    """``waiting`` and all behind them, by ``id``."""
+    found = set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) not in found:
+            found.add(id(node))
+            waiting += onward[id(node)]
+    return found
