@@ -15,6 +15,9 @@ from service.errors import bad_request
 from service.models.text.grammar_text import GrammarRefused
 from service.sharing.workers import ChildFailed
 
+MANY_KEYS = 120
+"""Optional keys of one object that pass: 123 do, or 248 beside a required key. Each may be the next at one place."""
+
 MAX_SHOWN = 64
 """Characters of an expression that are repeated."""
 
@@ -35,10 +38,12 @@ EXPRESSIONS = (
 )
 """Errors of a regular expression, which may be a pattern in a schema."""
 
+TOO_MANY = "the form has too many continuations at one place"
+
 IN_PLAIN_WORDS = {
     "lookarounds not supported": r"look-around such as \b is not supported",
     "too many expressions": "the form is too large to follow",
-    "Current row has": "the form has too many continuations at one place",
+    "Current row has": TOO_MANY,
     "NoExtensionBias": "no text has this form",
     "oneOf constraints are not supported": "oneOf is not supported, unless its schemas exclude each other; anyOf is",
 }
@@ -60,8 +65,16 @@ def refused(structure: Structure | None) -> Iterator[None]:
     except GrammarRefused as error:
         raise bad_request(f"{param}: {_of_function(structure, str(error))}{reason(str(error))}", param) from error
     except GrammarFailed as error:
-        message = f"{param}: the answer cannot go on by it: {reason(str(error))}"
+        message = f"{param}: the answer cannot go on by it: {_remedy(structure, reason(str(error)))}"
         raise bad_request(message, param, "grammar_failed") from error
+
+
+def _remedy(structure: Structure | None, why: str) -> str:
+    """The reason with its remedy, if there are too many continuations and an object has as many optional keys."""
+    if structure is None or why != TOO_MANY or structure.optional_keys <= MANY_KEYS:
+        return why
+    keys = structure.optional_keys
+    return f"an object has {keys} optional keys, and about {MANY_KEYS} are possible: make others required"
 
 
 def _of_function(structure: Structure | None, error: str) -> str:

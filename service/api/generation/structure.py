@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -27,12 +27,13 @@ Given = TypeVar("Given")
 class Structure:
     """A grammar of answers: the field ``param`` that asks for it, and ``build`` for its text, by the delimiters of a
     model. A trial goes behind the text ``lead`` too, where the form begins. Calls have rules by the numbers of their
-    ``functions``."""
+    ``functions``. ``schemas`` are those of JSON inside it."""
 
     param: str
     build: Callable[[Known], str]
     lead: str = ""
     functions: tuple[str, ...] = ()
+    schemas: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def of(cls, param: str, form: Callable[[Given], str], given: Given) -> Structure:
@@ -42,7 +43,23 @@ class Structure:
     @classmethod
     def of_schema(cls, schema: dict[str, Any] | None, param: str) -> Structure:
         """JSON by ``schema``, or any object."""
-        return cls.of(param, of_schema, ANY_OBJECT if schema is None else schema)
+        given = ANY_OBJECT if schema is None else schema
+        return cls(param, lambda known: of_schema(given), schemas=(given,))
+
+    @property
+    def optional_keys(self) -> int:
+        """The most keys that one object of the schemas leaves to the answer."""
+        most, left = 0, list[Any](self.schemas)
+        while left:
+            part = left.pop()
+            if isinstance(part, Mapping):
+                keys, required = part.get("properties"), part.get("required")
+                if isinstance(keys, Mapping):
+                    most = max(most, len(keys.keys() - set(map(str, required if isinstance(required, list) else ()))))
+                left.extend(part.values())
+            elif isinstance(part, list):
+                left.extend(part)
+        return most
 
 
 def _as_object(value: Any) -> Any:

@@ -67,7 +67,9 @@ class Offer:
         """The grammar of calls that must come."""
         if not self.must:
             return None
-        return Structure("tools", partial(self._calls, LIST), functions=tuple(each.name for each in self.functions))
+        schemas = tuple(each.parameters or ANY_OBJECT for each in self.functions)
+        names = tuple(each.name for each in self.functions)
+        return Structure("tools", partial(self._calls, LIST), functions=names, schemas=schemas)
 
     def _calls(self, listing: Listing, known: Known) -> str:
         """If the model decides, arguments are any objects, as they are without a form."""
@@ -116,7 +118,7 @@ class Offer:
             return behind_reasoning(form, known(thought.opens), known(thought.closes), begun=thought.begun)
 
         lead = "" if thought is None else f"{'' if thought.begun else thought.opens}.{thought.closes}"
-        return Structure(param, build, lead, structure.functions)
+        return Structure(param, build, lead, structure.functions, structure.schemas)
 
     @property
     def decides(self) -> bool:

@@ -14,8 +14,9 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from service.api.generation.refusals import MANY_KEYS
 from service.client import Ropeway
-from tests.service.openai.conftest import TOO_WIDE, WIDE, answer, chunks, plain_logprobs
+from tests.service.openai.conftest import TOO_MANY, TOO_WIDE, WIDE, answer, chunks, plain_logprobs
 
 PROMPT = [5, 9, 9, 14, 40]
 CHAT = {"messages": [{"role": "user", "content": "a rope and a rope"}]}
@@ -310,7 +311,7 @@ class TestTooMuchWork:
     ) -> None:
         error = http.request(verb, path, json=body).json()["error"]
         assert (error["param"], error["code"]) == (param, "grammar_failed")
-        assert error["message"] == f"{param}: {TOO_WIDE}"
+        assert error["message"] == f"{param}: {TOO_MANY if param.endswith('choice') else TOO_WIDE}"
 
 
 def test_schemas_may_have_many_properties(http: httpx.Client) -> None:
@@ -321,3 +322,9 @@ def test_schemas_may_have_many_properties(http: httpx.Client) -> None:
     asked: list[dict[str, Any]] = [{"response_format": form}, {"structured_outputs": {"json": schema}}]
     for body in asked:
         answer(http, "/v1/chat/completions", **CHAT, **body, max_tokens=4)
+
+
+def test_as_many_optional_properties_pass_as_the_refusal_says(http: httpx.Client) -> None:
+    properties = {f"p{n}": {"type": "integer"} for n in range(MANY_KEYS)}
+    for inner in ({"properties": properties}, {"items": {"properties": properties}, "minItems": 1}):
+        answer(http, "/generate", prompt="a", structured_outputs={"json": inner}, max_new_tokens=8)
