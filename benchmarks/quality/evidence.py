@@ -82,7 +82,7 @@ def _by_method(names: tuple[str, ...], numbers: dict[str, Any]) -> Iterator[list
 
 
 def named(entry: dict[str, Any]) -> str:
-    """The label of an entry's request with its lists: a short one can be sent as it is, a long one is ``[…]``."""
+    """The label of an entry's request with its lists. A short list is written out, a long one is ``[…]``."""
 
     def written(found: re.Match[str]) -> str:
         numbers = entry["request"][found[1]]
