@@ -89,6 +89,7 @@ SWEEPS = "tests/service/evaluation/sweep"
 PICTURES = "tests/service/figures/test_pictures.py"
 WORDS = "tests/service/figures/test_words.py"
 EXPORTS = "tests/service/export/test_targets.py"
+STRUCTURED = "tests/service/openai/structure/test_structured.py"
 OWN_SCALING = "tests/service/export/test_own_scaling.py"
 BIASES = "tests/patches/methods/test_biases.py"
 FREQUENCIES = "tests/patches/methods/test_frequencies.py"
@@ -527,6 +528,14 @@ CARRIED = [
              (OWN_SCALING,)),
     Mutation("null ends an entry that SGLang reads", "service/export", "name: ended.get(name) for", "name: None for",
              (OWN_SCALING,)),
+    Mutation("a refused export without a length is like one with it", "service/api",
+             "raise error.without_length(trained) from None", "raise",
+             ("tests/service/export/test_route.py::test_bad_input_is_refused_with_the_field_and_what_it_takes",)),
+    Mutation("too many continuations are those of optional keys", "service/api",
+             "why != TOO_MANY or structure.optional_keys <= MANY_KEYS", "why != TOO_MANY",
+             (f"{STRUCTURED}::TestTooMuchWork::test_the_error_names_the_field_that_was_sent",)),
+    Mutation("a caption has the width of its table", "service/cli", "caption, table.caption = table.caption, None",
+             "caption = None", ("tests/service/cli/test_tables.py",)),
     Mutation("true is a number", "patches", 'ConfigDict(extra="forbid", strict=True)', 'ConfigDict(extra="forbid")',
              ("tests/service/api/test_openapi.py::test_each_violated_field_is_refused_as_documented",)),
     Mutation("a document twice", "service/evaluation", "        if before != index:\n", "        if False:\n",
