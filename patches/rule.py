@@ -2,8 +2,8 @@
 
 A rotary model has its own encoding up to its trained length L0. Up to the length that it declares, it has its
 own scaling. Beyond, dynamic YaRN (arXiv:2309.00071, section 3.3) scales by the reserved length. Any other model keeps
-its own encoding. So does one whose rotating layers all attend within a window or chunk of at most L0 tokens (Llama 4). No
-distance in them is untrained.
+its own encoding. So does one whose rotating layers all attend within a window or chunk of at most L0 tokens (Llama 4).
+No distance in them is untrained.
 """
 
 from __future__ import annotations

@@ -89,6 +89,7 @@ SWEEPS = "tests/service/evaluation/sweep"
 PICTURES = "tests/service/figures/test_pictures.py"
 WORDS = "tests/service/figures/test_words.py"
 EXPORTS = "tests/service/export/test_targets.py"
+STRUCTURED = "tests/service/openai/structure/test_structured.py"
 OWN_SCALING = "tests/service/export/test_own_scaling.py"
 BIASES = "tests/patches/methods/test_biases.py"
 FREQUENCIES = "tests/patches/methods/test_frequencies.py"
@@ -534,6 +535,11 @@ CARRIED = [
              (OWN_SCALING,)),
     Mutation("null ends an entry that SGLang reads", "service/export", "name: ended.get(name) for", "name: None for",
              (OWN_SCALING,)),
+    Mutation("a refused export without a length is like one with it", "service/api",
+             "raise error.without_length(trained) from None", "raise",
+             ("tests/service/export/test_route.py::test_bad_input_is_refused_with_the_field_and_what_it_takes",)),
+    Mutation("a caption has the width of its table", "service/cli", "caption, table.caption = table.caption, None",
+             "caption = None", ("tests/service/cli/test_tables.py",)),
     Mutation("true is a number", "patches", 'ConfigDict(extra="forbid", strict=True)', 'ConfigDict(extra="forbid")',
              ("tests/service/api/test_openapi.py::test_each_violated_field_is_refused_as_documented",)),
     Mutation("a document twice", "service/evaluation", "        if before != index:\n", "        if False:\n",

@@ -16,12 +16,17 @@ from typing import Any
 from benchmarks.paths import RECORDED, ROOT
 from benchmarks.quality import quantization
 from benchmarks.quality.dynamic_consistency import LABELS
+from patches import label_of, parse
 from service.evaluation.formatting import percent, short_number
 
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("evidence", "method-table", "quantization"))
 MARKED = re.compile(r"<!-- measured:([\w-]+):start -->\n(.*?)<!-- measured:\1:end -->", re.S)
 WHOLE = "all-"
 """Before a model's name: every method of it, with intervals."""
+HASHED = re.compile(r"(\w+)=#\w{6}")
+"""A list of numbers in a label."""
+MOST_SHOWN = 2
+"""Numbers of a list that a table has room for."""
 Numbers = dict[str, dict[str, Any]]
 
 METHODS: dict[str, tuple[str, ...]] = {
@@ -73,7 +78,17 @@ def _by_method(names: tuple[str, ...], numbers: dict[str, Any]) -> Iterator[list
         rows = [entry for entry in model["methods"] if entry["method"] in names]
         if {entry["method"] for entry in rows} == set(names):
             for entry in rows:
-                yield [model["model"], f"`{entry['label']}`", *map(short_number, entry["perplexity"])]
+                yield [model["model"], f"`{named(entry)}`", *map(short_number, entry["perplexity"])]
+
+
+def named(entry: dict[str, Any]) -> str:
+    """The label of an entry's request with its lists. A short list is written out, a long one is ``[…]``."""
+
+    def written(found: re.Match[str]) -> str:
+        numbers = entry["request"][found[1]]
+        return f"{found[1]}={json.dumps(numbers) if len(numbers) <= MOST_SHOWN else '[…]'}"
+
+    return HASHED.sub(written, label_of(parse(entry["request"])))
 
 
 def _whole(model: str, numbers: dict[str, Any]) -> Iterator[list[str]]:
@@ -81,7 +96,7 @@ def _whole(model: str, numbers: dict[str, Any]) -> Iterator[list[str]]:
     (measured,) = (entry for entry in numbers["models"] if entry["model"] == model)
     yield ["", "method", *(f"{multiple}x" for multiple in numbers["multiples"])]
     for rank, entry in enumerate(sorted(measured["methods"], key=lambda entry: entry["perplexity"][-1]), 1):
-        yield [str(rank), f"`{entry['label']}`", *map(_with_interval, entry["perplexity"], entry["interval"])]
+        yield [str(rank), f"`{named(entry)}`", *map(_with_interval, entry["perplexity"], entry["interval"])]
 
 
 def _with_interval(value: float, interval: list[float] | None) -> str:

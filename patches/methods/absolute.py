@@ -129,7 +129,9 @@ class LearnedHierarchical(Method):
     avoid: ClassVar[str] = "Weights not tuned for it: past the table no sum of two rows was ever trained."
     reach: ClassVar[str] = "L0 x L0; the table itself up to L0"
     evidence: ClassVar[str] = "Proposed for BERT, to be tuned; no published numbers for causal language models."
-    formula: ClassVar[str] = "x_p = token_p + a u_i + (1 - a) u_j at p = i L0 + j, with u = (T - a T[0]) / (1 - a)"
+    formula: ClassVar[str] = (
+        "x_p = token_p + a u_x + (1 - a) u_y at p = x L0 + y, u = (T - a T[0]) / (1 - a), a = alpha"
+    )
     paper: ClassVar[str] = "Su, kexue.fm 7947"
     training_free: ClassVar[str] = "Exact up to L0; past it a start for tuning."
     cost: ClassVar[str] = "three rows read per token"
@@ -182,7 +184,7 @@ class SinusoidalInterpolation(Method):
     avoid: ClassVar[str] = "Weights not tuned for it, where quality matters: neighbours come closer than trained."
     reach: ClassVar[str] = "factor x L0"
     evidence: ClassVar[str] = "No published numbers for sinusoids; for rotary models see linear."
-    formula: ClassVar[str] = "x_p = token_p + (sin(p f_i / s), cos(p f_i / s))"
+    formula: ClassVar[str] = "x_p = token_p + (sin(p f_i / s), cos(p f_i / s)), f_i = 10000^(-2i/d)"
     paper: ClassVar[str] = "Position interpolation, arXiv:2306.15595, applied to sinusoids"
     training_free: ClassVar[str] = "Runs past the trained length; loses some quality on weights not tuned for it."
     rotates_at: ClassVar[str] = "never"

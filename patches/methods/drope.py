@@ -29,7 +29,7 @@ class Drope(Method):
         "SmolLM-360M recalibrated, needle in a haystack at 2x / 4x / 8x: 74.92 / 55.0 / 52.2, against 48.25 / 25.62 / "
         "12.18 of YaRN (arXiv:2512.12167)."
     )
-    formula: ClassVar[str] = "score = (1 + c ln s) q . k / sqrt(d)"
+    formula: ClassVar[str] = "score = (1 + c ln s) q . k / sqrt(d_h), c the coefficient"
     paper: ClassVar[str] = "DroPE, arXiv:2512.12167"
     training_free: ClassVar[str] = "A negative control on weights that were not recalibrated without rotation."
     rotates_at: ClassVar[str] = "never"

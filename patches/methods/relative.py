@@ -80,7 +80,7 @@ class Shaw(_Relative):
         "WMT 2014 English to German, base model: 26.8 BLEU against 26.5 of sinusoids; clipping at 2 to 256 makes no "
         "difference (arXiv:1803.02155, tables 1 and 2)."
     )
-    formula: ClassVar[str] = "score = q . (k + a[min(p - j, k)]) / sqrt(d)"
+    formula: ClassVar[str] = "score = q . (k + a[min(p - j, c)]) / sqrt(d_h), a the learned vectors, c the clip"
     paper: ClassVar[str] = "Shaw et al., arXiv:1803.02155"
     training_free: ClassVar[str] = "None: the vectors are learned with the weights."
     cost: ClassVar[str] = "explicit scores, no fused kernel"
@@ -100,7 +100,9 @@ class TransformerXL(_Relative):
         "WikiText-103, 128M parameters, with recurrence: 27.02 at the attention length of its training, 26.77 at 500 "
         "(arXiv:1901.02860, table 6)."
     )
-    formula: ClassVar[str] = "score = ((q + u) . k + (q + v) . W R[p - j]) / sqrt(d)"
+    formula: ClassVar[str] = (
+        "score = ((q + u) . k + (q + v) . W R[p - j]) / sqrt(d_h); u, v and W are learned, R has sinusoids"
+    )
     paper: ClassVar[str] = "Transformer-XL, arXiv:1901.02860"
     training_free: ClassVar[str] = "None: the projection and both biases are learned with the weights."
     cost: ClassVar[str] = "explicit scores, and width / head_dim times as much again for the distances"

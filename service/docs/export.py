@@ -47,7 +47,8 @@ python -c 'from service.client import Ropeway; print(Ropeway().export("{short}",
 ```
 
 The default length is the one that the parameters reach: the factor times the trained length, or Self-Extend's groups.
-An encoding that depends on the length needs one, and so does one whose parameters name none, such as ReRoPE.
+An encoding that depends on the length needs one, and so does one whose parameters name none. ReRoPE is such a one.
+No system has ReRoPE, so the answer is a refusal. Its closest encoding is for the trained length, or for the `length`.
 `ropeway recommend --to vllm` compares the encodings that a system can express, on your text.
 `--json` prints the whole answer. A checkpoint's own scaling is replaced: factors are relative to its trained length.
 Option names are those of the versions below, whose sources were read."""

@@ -65,6 +65,8 @@ SECTIONS: dict[Group, tuple[str, str]] = {
         "Neither rotation nor bias: only the causal mask gives the order. Pictures: the multiplier of the scores.",
     ),
 }
+NEXT_SENTENCE = re.compile(r"(?<=[\w)]\.) (?=[A-Z])")
+"""Place between a formula and a sentence on its symbols, which has a line for itself."""
 FACTS = {
     "use": "Use",
     "avoid": "Not for",
@@ -128,7 +130,9 @@ Every positional encoding that a request can choose with `pe`, from the same reg
 {links}.
 
 L0 is the trained length, n the reserved length of a request (prompt and new tokens). The position of a query is p,
-that of a key j. The factor is s, the rotated width d, the base of the frequencies b.
+that of a key j. The factor is s, the rotated width d, the base of the frequencies b. Pair i has the frequency
+theta_i, and theta_i' under the method. A query is q, a key is k, and d_h is the width of a head h. T is a table of
+positions. Windows w and W, chunks S and groups G are parameters.
 Pictures are of a model like the demo models: {PAIRS} rotary pairs, {HEADS} heads, \
 b = {GEOMETRY.rope_theta:,.0f}, L0 = {TRAINED}, and \
 {TIMES_LONGER * TRAINED:,} reserved tokens. Parameters not named below a picture have their defaults."""
@@ -138,7 +142,7 @@ def _section(info: dict[str, Any], drawn: Sample) -> Iterator[str]:
     name, schema = info["method"], info["parameters"]
     yield f"### `{name}`"
     yield linked(info["summary"])
-    yield f"```\n{info['formula']}\n```"
+    yield f"```\n{NEXT_SENTENCE.sub(chr(10), info['formula'])}\n```"
     yield f"![{name}]({PICTURES}/{name}.svg)"
     yield _drawn(drawn)
     fields = {key: field for key, field in schema["properties"].items() if key != "method" and not choices(field)}

@@ -75,6 +75,12 @@ class NotExpressible(ValueError):
         super().__init__(f"pe: {name} cannot express {label_of(method)}: {reason}{instead}")
         self.closest, self.reason = closest, reason
 
+    def without_length(self, trained: int) -> NotExpressible:
+        """The same for a request without a length: its closest encoding ends at the ``trained`` one."""
+        if self.closest is not None:
+            self.args = (f"{self}, for {trained} tokens. A length gives the closest one for that length",)
+        return self
+
 
 @dataclass(frozen=True)
 class Source:

@@ -17,7 +17,7 @@ from benchmarks.quality.method_table import DRAWN, MORE, applicable
 from benchmarks.speed import method_cost
 from benchmarks.timing import Report, write
 from benchmarks.typical import REACH, typical
-from patches import METHODS, RopeGeometry, parse, patched, resolve
+from patches import METHODS, RopeGeometry, from_text, parse, patched, resolve
 from tests.methods import ROWS
 from tests.models import tiny_model
 
@@ -43,6 +43,18 @@ def test_every_table_is_on_the_page_once() -> None:
     models = [entry["model"] for entry in evidence.recorded()["method_table"]["models"]]
     assert sorted(whole) == sorted([*(f"{evidence.WHOLE}{model}" for model in models), "method_table"])
     assert all(set(names) <= set(METHODS) for names in evidence.METHODS.values())
+
+
+def test_labels_of_the_whole_table_can_be_sent() -> None:
+    """Or they show that a long list is left out."""
+    for model in evidence.recorded()["method_table"]["models"]:
+        for entry in model["methods"]:
+            label = evidence.named(entry)
+            if "[…]" in label:
+                assert any(isinstance(value, list) and len(value) > 2 for value in entry["request"].values())
+                assert "`[…]` is a list" in WHOLE
+            else:
+                assert parse(from_text(label)) == parse(entry["request"])
 
 
 def test_another_number_is_another_page() -> None:

@@ -92,7 +92,7 @@ class Alibi(Method):
     avoid: ClassVar[str] = "Recall from far away: distant tokens fade by construction."
     reach: ClassVar[str] = "any length, with a soft horizon that slope_factor pushes out, zero-shot to about 2 x L0"
     evidence: ClassVar[str] = "WikiText-103, trained at 512: 19.73 at 512, 18.40 at 3072 (arXiv:2108.12409, table 5)."
-    formula: ClassVar[str] = "score = q . k / sqrt(d) - m_h (p - j)"
+    formula: ClassVar[str] = "score = q . k / sqrt(d_h) - m_h (p - j), m_h the slope"
     paper: ClassVar[str] = "ALiBi, arXiv:2108.12409; slope scaling arXiv:2310.13017"
     training_free: ClassVar[str] = (
         "Flat perplexity at any length on weights trained with it. On a RoPE checkpoint it removes the "

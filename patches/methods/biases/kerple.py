@@ -74,7 +74,7 @@ class KerpleLog(Method):
     evidence: ClassVar[str] = (
         "OpenWebText2, GitHub, ArXiv, trained at 512: the best extrapolating kernel of the paper (arXiv:2205.09921)."
     )
-    formula: ClassVar[str] = "score = q . k / sqrt(d) - r1_h ln(1 + r2_h (p - j))"
+    formula: ClassVar[str] = "score = q . k / sqrt(d_h) - r1_h ln(1 + r2_h (p - j)), r1_h and r2_h are learned"
     paper: ClassVar[str] = "KERPLE, arXiv:2205.09921"
     training_free: ClassVar[str] = "For models trained with it; on a RoPE checkpoint it removes the positions."
     cost: ClassVar[str] = "an additive bias per score"
@@ -98,7 +98,7 @@ class KerplePower(Method):
         "OpenWebText2, GitHub, ArXiv, trained at 512: extrapolates, less well than the logarithmic kernel "
         "(arXiv:2205.09921)."
     )
-    formula: ClassVar[str] = "score = q . k / sqrt(d) - r1_h (p - j)^(r2_h)"
+    formula: ClassVar[str] = "score = q . k / sqrt(d_h) - r1_h (p - j)^(r2_h), r1_h and r2_h are learned"
     paper: ClassVar[str] = "KERPLE, arXiv:2205.09921"
     training_free: ClassVar[str] = "For models trained with it; on a RoPE checkpoint it removes the positions."
     cost: ClassVar[str] = "an additive bias per score"

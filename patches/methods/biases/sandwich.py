@@ -121,7 +121,10 @@ class Sandwich(Method):
         "OpenWebText2, ArXiv, GitHub, trained at 512: falls like KERPLE and T5 bias, without a learned parameter "
         "(arXiv:2212.10356)."
     )
-    formula: ClassVar[str] = "score = q . k / sqrt(d_h) + (sum_i cos((p - j) / 10000^(2i/d)) - d/2) n / (8k)"
+    formula: ClassVar[str] = (
+        "score = q . k / sqrt(d_h) + (sum_i cos((p - j) / 10000^(2i/D)) - D/2) H / (8h). D = dim, H the number "
+        "of heads, h from 1"
+    )
     paper: ClassVar[str] = "Sandwich, arXiv:2212.10356"
     training_free: ClassVar[str] = "For models trained with it; on a RoPE checkpoint it removes the positions."
     cost: ClassVar[str] = "an additive bias per score"

@@ -154,7 +154,10 @@ class Yarn(TurnRangeMethod):
         "Llama-2-7B tuned, s = 32: 2.37 at 128k on Proof-pile (arXiv:2309.00071, table 2); untuned 8.06 at "
         "8k, 11.7 at 32k with NTK base on PG19 (arXiv:2402.17463, table 1)."
     )
-    formula: ClassVar[str] = "theta_i' = theta_i (1 - r_i) + (theta_i / s) r_i; cos and sin x (0.1 ln s + 1)"
+    formula: ClassVar[str] = (
+        "theta_i' = theta_i (1 - g_i) + (theta_i / s) g_i; cos and sin x (0.1 ln s + 1). Over the pairs from beta_fast "
+        "to beta_slow turns, g_i rises from 0 to 1."
+    )
     paper: ClassVar[str] = "YaRN, arXiv:2309.00071"
     training_free: ClassVar[str] = "Best after 400 tuning steps; usable without at a small cost on short inputs."
     multiples: ClassVar[tuple[float, ...]] = (1.0, 2.0)
@@ -231,7 +234,8 @@ class YarnPaper(TrainedLengthMethod):
     reach: ClassVar[str] = "factor x L0"
     evidence: ClassVar[str] = "None: the published numbers of YaRN are of the released code's ramp."
     formula: ClassVar[str] = (
-        "theta_i' = g theta_i + (1 - g) theta_i / s, g = clip((r_i - alpha) / (beta - alpha), 0, 1)"
+        "theta_i' = g theta_i + (1 - g) theta_i / s, g = clip((r_i - alpha) / (beta - alpha), 0, 1). Pair i makes "
+        "r_i = L0 theta_i / (2 pi) turns; cos and sin as in yarn."
     )
     paper: ClassVar[str] = "YaRN, arXiv:2309.00071 equations 17 to 22"
     training_free: ClassVar[str] = (

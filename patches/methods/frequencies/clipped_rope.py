@@ -53,7 +53,9 @@ class ClippedRope(WrappingMethod):
     evidence: ClassVar[str] = (
         "Its gains are reported for Llama-3-8B after continued pre-training at 64k (arXiv:2602.05258)."
     )
-    formula: ClassVar[str] = "theta_i' = theta_i (1 + cos x_i)/2 for the last n pairs, x from 0 to pi; hard: 0"
+    formula: ClassVar[str] = (
+        "theta_i' = theta_i (1 + cos x_i)/2 for the last pairs (parameter n), x from 0 to pi; hard: 0"
+    )
     paper: ClassVar[str] = "Clipped RoPE, arXiv:2602.05258"
     training_free: ClassVar[str] = "Not made for it; slow pairs are said to matter little at inference."
 

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     import torch
 
 
+STEPS = (
+    "t = clip(i - low, 0, m), m = high - low. Pairs low and high make beta_fast and beta_slow turns in L0; cos and sin "
+    "as in yarn."
+)
+"""The symbols of all three formulas; n is the reserved length there, and k a key."""
+
+
 @dataclass(frozen=True)
 class RadixSchedule:
     """Divides pair i by factor^exponent(k, n), with k its steps into the range and n the range's width."""
@@ -87,7 +94,7 @@ class MrRopeUniform(RadixMethod):
     avoid: ClassVar[str] = "Checkpoints that were tuned to another schedule."
     reach: ClassVar[str] = "factor x L0"
     evidence: ClassVar[str] = "None cited here for this variant: the released tables are of mrrope_pro."
-    formula: ClassVar[str] = "theta_i' = theta_i s^(-k/n), k = clip(i - low, 0, n), n = high - low"
+    formula: ClassVar[str] = f"theta_i' = theta_i s^(-t/m), {STEPS}"
     paper: ClassVar[str] = "MrRoPE, arXiv:2601.22181"
     training_free: ClassVar[str] = "Made for use without tuning."
     schedule: ClassVar[type[RadixSchedule]] = UniformSchedule
@@ -105,7 +112,7 @@ class MrRopeProgressive(RadixMethod):
         "Llama-2-7B-chat untuned, factor 10, proof-pile: 5.00 at 8k and 3.67 at 32k; yarn 5.05 and 3.81 "
         "(tables of the authors' repository)."
     )
-    formula: ClassVar[str] = "theta_i' = theta_i s^(-k(k+1)/(n(n+1))), k = clip(i - low, 0, n), n = high - low"
+    formula: ClassVar[str] = f"theta_i' = theta_i s^(-t(t+1)/(m(m+1))), {STEPS}"
     paper: ClassVar[str] = "MrRoPE, arXiv:2601.22181"
     training_free: ClassVar[str] = (
         "Made for use without tuning. From twice the trained length on, it is a little better than yarn. Within the "
@@ -125,7 +132,7 @@ class TailSpline(RadixMethod):
     evidence: ClassVar[str] = (
         "RULER at 64k, Kanana-8B: 72.65, mrrope_pro 70.33, yarn 65.64 (the draft's own figures, unreviewed)."
     )
-    formula: ClassVar[str] = "theta_i' = theta_i s^(-k(3n^2 + 3n + 1 - k^2)/(n(n+1)(2n+1))), k and n as in mrrope_pro"
+    formula: ClassVar[str] = f"theta_i' = theta_i s^(-t(3m^2 + 3m + 1 - t^2)/(m(m+1)(2m+1))), {STEPS}"
     paper: ClassVar[str] = "TailSpline, unreviewed draft 2026"
     training_free: ClassVar[str] = "Made for use without tuning; on the evidence of a single model."
     schedule: ClassVar[type[RadixSchedule]] = TailSplineSchedule

@@ -73,18 +73,20 @@ class Ntk(FrequencyMethod):
     also: ClassVar[tuple[str, ...]] = ("ntk_aware", "abf", "adjusted_base_frequency")
     summary: ClassVar[str] = "NTK-aware: raises the base so that only low frequencies are interpolated."
     use: ClassVar[str] = "Untuned extension by a moderate factor."
-    avoid: ClassVar[str] = "Taking the factor for the length ratio: it serves about half of it."
-    reach: ClassVar[str] = "about factor/2 x L0"
+    avoid: ClassVar[str] = "Taking the factor for the length ratio: it serves a quarter to half of it."
+    reach: ClassVar[str] = "factor/4 to factor/2 x L0"
     evidence: ClassVar[str] = (
         "Llama-2-7B tuned to 8k: 3.59 at 8192 against 3.34 for interpolation (arXiv:2309.00071, table 1)."
     )
     formula: ClassVar[str] = "b' = b s^(d/(d-2))"
     paper: ClassVar[str] = "bloc97 2023; YaRN arXiv:2309.00071 section 3.1"
-    training_free: ClassVar[str] = "Works without tuning up to about half its factor."
+    training_free: ClassVar[str] = "Works without tuning up to a quarter of its factor, at short lengths up to half."
     multiples: ClassVar[tuple[float, ...]] = (1.0, 2.0)
 
     method: Literal["ntk"] = "ntk"
-    factor: Factor = Field(description="Division of the lowest frequency; serves about factor/2 times the length.")
+    factor: Factor = Field(
+        description="Division of the lowest frequency; serves factor/4 to factor/2 times the length."
+    )
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         return Recipe(NtkSchedule(self.theta(geometry), self.factor))
@@ -97,7 +99,7 @@ class DynamicNtk(TrainedLengthMethod):
     avoid: ClassVar[str] = "Lengths beyond four times L0."
     reach: ClassVar[str] = "about 2 to 4 x L0"
     evidence: ClassVar[str] = "Llama-2-7B, PG19 untuned: 11.98 at 8k, 26.1 at 16k (arXiv:2402.17463, table 1)."
-    formula: ClassVar[str] = "b' = b (F n/L0 - (F - 1))^(d/(d-2)), n the reserved length"
+    formula: ClassVar[str] = "b' = b (s n/L0 - (s - 1))^(d/(d-2)), n the reserved length"
     paper: ClassVar[str] = "emozilla 2023; YaRN arXiv:2309.00071 section 3.3"
     training_free: ClassVar[str] = "Leaves short requests untouched; good without tuning at moderate lengths."
     cost: ClassVar[str] = "none; perplexity curves take one pass per length"

@@ -47,7 +47,7 @@ class Proportional(FrequencyMethod):
         "Gemma 2B trained from scratch: lower perplexity with three quarters of the pairs than with all "
         "(arXiv:2410.06205, section 6)."
     )
-    formula: ClassVar[str] = "theta_i' = b^(-2i/head_dim) / s for i < p head_dim/2, else 0"
+    formula: ClassVar[str] = "theta_i' = b^(-2i/d_h) / s for i < f d_h/2, else 0; f = partial_rotary_factor"
     paper: ClassVar[str] = "p-RoPE, arXiv:2410.06205"
     training_free: ClassVar[str] = "On a model trained with plain RoPE a diagnostic of what its slow pairs do."
 

@@ -43,7 +43,7 @@ class NtkFixed(FrequencyMethod):
     summary: ClassVar[str] = "NTK-RoPE-fixed: like NTK-aware, with the first pair scaled a little as well."
     use: ClassVar[str] = "Untuned extension by a moderate factor, as an alternative to ntk."
     avoid: ClassVar[str] = "Taking the factor for the length ratio: middle pairs stretch by less."
-    reach: ClassVar[str] = "about factor/2 x L0, as for ntk"
+    reach: ClassVar[str] = "factor/4 to factor/2 x L0, as for ntk"
     evidence: ClassVar[str] = (
         "Its author's 100M model, trained at 512, read at 4096: next-token accuracy 39.61 %, ntk 39.27 %, "
         "linear 13.54 % (kexue.fm/archives/9948)."
@@ -69,7 +69,7 @@ class NtkMixed(FrequencyMethod):
         "Its author's 100M model, trained at 512, read at 4096: next-token accuracy 40.12 %, with log-n 42.38 %, "
         "ntk 39.27 % (kexue.fm/archives/9948)."
     )
-    formula: ClassVar[str] = "theta_i' = theta_i exp(-a (i+1)^b), a = ln s / (d/2)^b"
+    formula: ClassVar[str] = "theta_i' = theta_i exp(-a (i+1)^e), a = ln s / (d/2)^e, e the parameter b"
     paper: ClassVar[str] = "Su 2023, kexue.fm/archives/9948"
     training_free: ClassVar[str] = "Made for use without tuning; its author adds log-n scaling."
     multiples: ClassVar[tuple[float, ...]] = (1.0, 2.0)

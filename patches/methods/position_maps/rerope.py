@@ -70,9 +70,9 @@ class LeakyReRope(_WindowMethod):
     summary: ClassVar[str] = "Leaky ReRoPE: exact distances inside a window, interpolated distances beyond it."
     use: ClassVar[str] = "Untuned extension that keeps the order of distant tokens."
     avoid: ClassVar[str] = "Unbounded lengths: beyond its reach distances are untrained again."
-    reach: ClassVar[str] = "(L0 - 1 - w) x k + w + 1"
+    reach: ClassVar[str] = "(L0 - 1 - w) x scaling_factor + w + 1"
     evidence: ClassVar[str] = "Released beside ReRoPE (bojone/rerope); the published figures are ReRoPE's."
-    formula: ClassVar[str] = "p - j below w; beyond: w + (p - j - w) / k"
+    formula: ClassVar[str] = "p - j below w; beyond: w + (p - j - w) / scaling_factor"
     training_free: ClassVar[str] = "Works without tuning up to its reach; fractional distances were never trained on."
 
     method: Literal["leaky_rerope"] = "leaky_rerope"

@@ -114,7 +114,10 @@ def _default_length(method: Method, served: ServedModel, source: Source, target:
         return default_length(method, source.geometry)
     except LengthRequired:
         trained = served.trained_length
-        export(served.patch.confirmed(method, trained), source, target, trained)
+        try:
+            export(served.patch.confirmed(method, trained), source, target, trained)
+        except NotExpressible as error:
+            raise error.without_length(trained) from None
         raise
 
 

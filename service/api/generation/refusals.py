@@ -43,7 +43,7 @@ UNENFORCED = re.compile(r"Unimplemented keys: (\[.*?\])")
 IN_PLAIN_WORDS = {
     "lookarounds not supported": r"look-around such as \b is not supported",
     "too many expressions": "the form is too large to follow",
-    "Current row has": "the form has too many continuations at one place",
+    "Current row has": "the form has too many continuations at one place: have fewer optional keys or choices",
     "NoExtensionBias": "no text has this form",
     "oneOf constraints are not supported": "oneOf is not supported, unless its schemas exclude each other; anyOf is",
 }

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.status import Status
 from rich.table import Column, Table
+from rich.text import Text
 
 from service.cli import interrupts
 
@@ -41,11 +42,17 @@ def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
 
 
 def print_table(table: Table) -> None:
-    """Print to stdout. Names, in the first column, stay in one piece if the others have room enough beside them."""
+    """Print to stdout. Names, in the first column, stay in one piece if the others have room enough beside them.
+
+    The caption has the width of the terminal: rich folds it at the table's, which may be a few words.
+    """
     first, *others = table.columns
     widths = [_width(first), *(_width(column) if column.no_wrap else LEAST_WIDTH for column in others)]
     first.no_wrap = sum(widths) + BETWEEN * len(widths) <= stdout.width
+    caption, table.caption = table.caption, None
     stdout.print(table)
+    if caption:
+        stdout.print(caption if isinstance(caption, Text) else Text(str(caption)), style="table.caption")
 
 
 def _width(column: Column) -> int:

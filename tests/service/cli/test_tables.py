@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from rich.table import Table
+from rich.text import Text
 
 from service.cli.shared.terminal import new_table, print_table, stdout
 from service.client import Ropeway
@@ -52,6 +53,17 @@ def test_a_name_without_room_is_folded(capsys: pytest.CaptureFixture[str]) -> No
     shown = printed(table, capsys)
     assert shown.count("x") == 70
     assert "8,030,261,248" in shown
+
+
+@pytest.mark.parametrize("caption", ["a [word] " * 12, Text("a [word] " * 12)], ids=type)
+def test_a_caption_below_a_narrow_table_has_the_width_of_the_terminal(
+    caption: str | Text, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = new_table("model", "tokens")
+    table.add_row("tiny", "8")
+    table.caption = caption
+    lines = [line.strip() for line in printed(table, capsys).splitlines()[-2:]]
+    assert lines == [" ".join(["a [word]"] * 9), " ".join(["a [word]"] * 3)]
 
 
 def test_encodings_of_a_recommendation_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,20 @@ def test_every_method_has_its_section_and_its_picture() -> None:
     assert sum(path.stat().st_size for path in FILES.values()) < 1_600_000
 
 
+DEFINES = r"\b{0}(_\w)? (=|the|has|are|from|rises|and \S+ are)|\b{0}, \w and \w are|= \w+ L0 \+ {0}\b"
+
+
+def test_every_symbol_of_a_formula_is_defined() -> None:
+    """In the introduction of the page, or in the formula itself. An x between two blanks multiplies."""
+    introduction = PAGE.partition("\nL0 is")[2].partition("Pictures")[0]
+    known = set(re.findall(r"\b[A-Za-z](?=\b|_)", introduction)) - {"a", "A"}
+    for name, method in METHODS.items():
+        symbols = set(re.findall(r"\b([A-Za-z])(?:\b|_\w\b)", method.formula.replace(" x ", " "))) - known
+        undefined = [one for one in symbols if not re.search(DEFINES.format(one), method.formula)]
+        assert undefined == [], name
+    assert {"n", "s", "p"} <= set(re.findall(r"\w+", introduction))
+
+
 def test_anchors_are_unique() -> None:
     headings = re.findall(r"^#+ (.*)$", PAGE, re.M)
     assert len(headings) == len(set(headings))

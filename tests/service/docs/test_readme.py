@@ -44,12 +44,16 @@ def test_the_methods_it_names_exist() -> None:
 def test_the_files_it_names_exist() -> None:
     tree = re.search(r"## Layout\n\n```\n(.*?)```", README, re.S)
     assert tree is not None
-    folder = ROOT
+    folder, shown = ROOT, dict[str, set[str]]()
     for line in tree[1].splitlines():
         names = re.findall(r"[\w.]+/?(?= |$)", line[:24])
         folder = ROOT / names[0] if not line.startswith(" ") else folder
+        shown.setdefault(folder.name, set()).update(name.removesuffix("/") for name in names)
         for name in names:
             assert (ROOT / name if not line.startswith(" ") else folder / name).exists(), line
+    for name in ("patches", "service"):
+        folders = {path.parent.name for path in (ROOT / name).glob("*/__init__.py")}
+        assert folders <= shown[name], "a folder is missing in the layout"
     for link in re.findall(r"\]\(([\w/.]+)(?:#\w+)?\)|`([\w/]+\.(?:py|md))`", README):
         assert (ROOT / (link[0] or link[1])).exists(), link
 
@@ -234,7 +238,8 @@ def demonstrated(output: Path) -> None:
 def test_the_tutorial_runs_from_a_fresh_terminal(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     source, clone, port = repository(tmp_path / "source"), tmp_path / "ropeway", free_port()
-    model = small_demo(tmp_path) / "ropeway-demo"
+    model = tmp_path / "another"  # no command may name the one of the page
+    (small_demo(tmp_path) / "ropeway-demo").rename(model)
     with terminal(tmp_path, tmp_path, ROPEWAY_PORT=str(port)) as shell:
         for number, block in enumerate(blocks(ROOT / "docs/tutorial.md")):
             script = block.replace("<this repository>", str(source)).replace("localhost:8000", f"localhost:{port}")

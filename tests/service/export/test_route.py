@@ -71,8 +71,13 @@ def test_bad_input_is_refused_with_the_field_and_what_it_takes(client: httpx.Cli
     error = refused(client, pe="dynamic", target="vllm")
     length = "length: required, from 2 to 16777215 tokens, since this encoding depends on it"
     assert (error["param"], error["message"]) == ("length", length)
-    error = refused(client, pe="rerope", target="vllm")
-    assert (error["code"], error["param"]) == ("not_expressible", "pe")
+    for pe in ("rerope", "lm_infinite"):
+        error = refused(client, pe=pe, target="vllm")
+        assert (error["code"], error["param"], error["closest"]) == ("not_expressible", "pe", "default")
+        end = "it can: default, for 64 tokens. A length gives the closest one for that length"
+        assert error["message"].endswith(end)
+        error = refused(client, pe=pe, target="vllm", length=256)
+        assert (error["closest"], error["message"].partition("it can: ")[2]) == ("yarn:4", "yarn:4")
     for auto in ("auto", {"method": "auto"}):
         error = refused(client, pe=auto, target="vllm")
         assert error["message"].endswith("has no fixed encoding to export: choose one")

@@ -58,6 +58,9 @@ def test_a_method_is_drawn_on_the_loaded_model(small: tuple[str, FastAPI], visit
         "when it declares one. From 1 to 4,096. must be at least 1, not 0.5"
     )
     expect(page.get_by_role("link", name="arXiv:2309.00071").first).to_be_visible()
+    expect(page.get_by_label("attention_factor, slider").first).not_to_have_attribute("aria-valuetext", "none")
+    expect(page.get_by_label("mscale, slider").first).to_have_attribute("aria-valuetext", "none")
+    expect(page.get_by_text("Not set: move the slider to set it.").first).to_be_attached()
 
 
 def test_a_method_that_the_model_refuses_shows_why(small: tuple[str, FastAPI], visits: Visits) -> None:

@@ -131,6 +131,22 @@ def test_the_end_of_the_trained_length_is_marked(demo: tuple[str, FastAPI], visi
     assert [" 48213" in text for text in texts(page)] == [False, True, True, True]
 
 
+def test_the_only_model_is_named_and_a_full_row_says_so(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    only = httpx.get(f"{tiny[0]}/models").json()["models"][:1]
+    page = visits.open(f"{tiny[0]}/blank")
+    page.route("**/models", lambda route: route.fulfill(json={"models": only}))
+    for part in ("generate", "encodings", "reach", "use"):
+        page.goto(f"{tiny[0]}/ui/#{part}")
+        expect(page.get_by_role("textbox", name="Model", exact=True).locator("visible=true")).to_have_value(
+            only[0]["id"]
+        )
+    page.goto(f"{tiny[0]}/ui/#generate")
+    expect(page.get_by_role("button", name="Add an encoding")).to_be_disabled()
+    expect(page.get_by_text("At most four side by side: remove one to add another.")).to_be_visible()
+    page.get_by_role("button", name="Remove encoding 4").click()
+    expect(page.get_by_role("button", name="Add an encoding")).to_be_enabled()
+
+
 def test_stop(tiny: tuple[str, FastAPI], visits: Visits) -> None:
     url, app = tiny
     page = visits.open(url)

@@ -17,6 +17,10 @@ pytestmark = pytest.mark.slow
 expect = playwright.expect
 
 
+TITLES = ["Perplexity", "Recall of passkeys", "Recommendation"]
+"""In the order of their ends."""
+
+
 def prepared(page: playwright.Page, target: int) -> None:
     page.get_by_role("link", name="How far does it read?").click()
     page.get_by_label("Encodings").fill("default self_extend")
@@ -56,6 +60,10 @@ def test_a_sweep_outlives_a_reload_and_ends_with_a_verdict(demo: tuple[str, Fast
     page.reload()
     expect(page.locator(".job")).to_have_count(3)
     done(page)
+    titles = page.locator(".job h3")
+    assert [title for title in titles.all_inner_texts() if title in TITLES] == TITLES
+    first, last = (page.locator(".measured > .job").nth(number).bounding_box() for number in (0, 2))
+    assert last["width"] > 1.8 * first["width"], "the third of two columns leaves no empty place"
     assert len(refused) <= 6, "two for each job, however many units it has"
     verdict = page.get_by_role("region", name="Recommendation")
     expect(verdict.locator(".words p").first).to_have_text(re.compile(r"^For 384 tokens (use self_extend|keep)"))
@@ -196,6 +204,12 @@ def test_the_size_is_asked_for_again(demo: tuple[str, FastAPI], visits: Visits) 
     prepared(page, 384)
     expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached.")
     page.unroute("**/jobs/plan")
+    held: list[playwright.Route] = []
+    page.route("**/jobs/plan", lambda route: held.append(route))
     page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_text("Counting the tokens to read")).to_be_visible()
+    page.unroute("**/jobs/plan")
+    for route in held:
+        route.continue_()
     expect(page.get_by_text(re.compile(r"tokens in at most \d+ units"))).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)

@@ -12,9 +12,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from patches import from_shorthand
 from service.export.targets import TARGETS
 from tests.conftest import ROOT
-from tests.service.ui.conftest import Visits, playwright
+from tests.service.ui.conftest import USUAL, Visits, playwright
 
 pytestmark = pytest.mark.slow
 expect = playwright.expect
@@ -60,6 +61,11 @@ def test_every_system_has_a_card(small: tuple[str, FastAPI], visits: Visits) -> 
         expect(heads.filter(has_text=re.compile(rf"^{re.escape(target)}\b"))).to_have_count(1)
     vllm = httpx.post(f"{url}/export", json={"pe": "yarn:4", "target": "vllm"}).json()
     expect(page.get_by_role("region", name="vllm").locator("pre").first).to_have_text(vllm["usage"])
+    for name in ("exllamav3", "tgi"):
+        card = page.get_by_role("region", name=name)
+        expect(card.locator("pre").first).to_contain_text('"rope_scaling"')
+        expect(card.get_by_role("button")).to_have_text(["Copy the entries", "Copy the command"])
+        expect(card.locator("code").first).to_have_text("config.json")
     page.get_by_label("Encoding", exact=True).fill("self_extend")
     expect(page.get_by_role("region", name="vllm")).to_contain_text("cannot express self_extend")
     page.get_by_label("Encoding", exact=True).fill("auto")
@@ -110,7 +116,68 @@ def listed(number: int, state: str) -> dict[str, Any]:
     zeros = dict.fromkeys(("units_done", "units_reused", "tokens_done", "seconds"), 0)
     texts = {"id": f"{number:08}-job", "evaluation": "passkey", "state": state, "created_at": "2026-01-02T03:04:05Z"}
     absent = dict.fromkeys(("model", "seconds_left", "error"))
-    return {**zeros, **texts, **absent, "units_total": 1, "tokens_total": 1, "not_served": [], "request": {}}
+    totals = {"units_total": 1, "tokens_total": 1, "not_served": [], "models": ["tiny", "tiny-alibi"]}
+    return {**zeros, **texts, **absent, **totals, "request": {"methods": SENT}}
+
+
+NESTED = (
+    "self_extend:base=(yarn:factor=4,attention_temperature=log_n),attention_temperature=1.1",
+    'yarn:factor=4,attention_temperature={"kind":"yarn","factor":2}',
+    "dpe:group_factors=[2,4],base=yarn:factor=4",
+)
+SENT = ["default", *(from_shorthand(text) for text in NESTED)]
+for sent in SENT[1:]:
+    if sent.get("attention_temperature") == 1.1:
+        sent["attention_temperature"] = {"kind": "constant", "multiplier": 1.1}  # as the server stores it
+
+
+def aligned(page: playwright.Page) -> None:
+    """The cells of a row end at one line, and its buttons are apart, on a telephone too."""
+    row = page.get_by_role("row").nth(1)
+    assert (
+        len({round(cell.bounding_box()["y"] + cell.bounding_box()["height"]) for cell in row.locator("td").all()}) == 1
+    )
+    page.set_viewport_size({"width": 390, "height": 844})
+    opens, forgets = (row.get_by_role("button", name=name).bounding_box() for name in ("Open", "Forget"))
+    assert forgets["x"] - opens["x"] - opens["width"] >= 6
+    page.set_viewport_size(USUAL)
+
+
+PARTIAL = {
+    "words": ["It keeps `default`."],
+    "figures": [],
+    "dark": {},
+    "script": "",
+    "partial": {"missing": {"yarn(factor=4)": 1}},
+}
+
+
+def test_the_figures_before_the_end_of_a_finished_job_are_not_incomplete(
+    tiny: tuple[str, FastAPI], visits: Visits
+) -> None:
+    """The last ones are drawn for seconds after the end, and a too large answer never comes."""
+    done = {**listed(7, "done"), "units_done": 1, "links": {}}
+    running, answers = {**done, "state": "running", "request": {}}, [(200, PARTIAL), (400, {"error": TOO_LARGE})]
+    page = visits.open(f"{tiny[0]}/blank")
+    page.route("**/jobs?*", lambda route: route.fulfill(json={"jobs": []}))
+    jobs = [running, done]
+    page.route("**/jobs/00000007-job", lambda route: route.fulfill(json=jobs.pop(0) if len(jobs) > 1 else jobs[0]))
+    page.route("**/jobs/00000007-job/events", lambda route: route.fulfill(content_type="text/event-stream", body=""))
+
+    def figures(route: playwright.Route) -> None:
+        status, body = answers.pop(0) if len(answers) > 1 else answers[0]
+        route.fulfill(status=status, json=body)
+
+    page.route("**/figures.json", figures)
+    page.goto(f"{tiny[0]}/ui/#jobs?job=00000007-job")
+    job = page.get_by_role("region", name="Job 00000007")
+    expect(job.locator(".words code")).to_have_text("default")
+    expect(job.get_by_text("These are the figures before its end")).to_be_visible()
+    expect(job.get_by_text("Not complete yet")).to_have_count(0)
+    expect(job.get_by_text("this file is too large")).to_be_visible()
+
+
+TOO_LARGE = {"message": "this file is too large", "param": None, "code": "answer_too_large"}
 
 
 def test_a_job_that_was_forgotten_elsewhere_is_said_to_be_gone(tiny: tuple[str, FastAPI], visits: Visits) -> None:
@@ -146,9 +213,12 @@ def test_older_jobs_are_renewed_and_forgotten(tiny: tuple[str, FastAPI], visits:
     page.get_by_role("link", name="Jobs").click()
     page.get_by_role("button", name="Older jobs").click()
     expect(page.get_by_role("row")).to_have_count(61)
+    expect(page.get_by_role("row").nth(1)).to_contain_text("tiny, tiny-alibi")
+    expect(page.get_by_role("row").nth(1).locator(".encodings")).to_have_text(", ".join(["default", *NESTED]))
     expect(page.get_by_role("columnheader", name="Created")).to_be_visible()
     state = "done"
     expect(page.get_by_role("row").filter(has_text="done")).to_have_count(60)
+    aligned(page)
     page.once("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Forget passkey 00000005").click()
     expect(page.get_by_role("row")).to_have_count(60)

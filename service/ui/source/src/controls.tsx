@@ -1,6 +1,8 @@
 // Controls with their labels, and errors in words below the control that caused them.
 import type { ComponentChildren } from "preact";
 import { useId, useState } from "preact/hooks";
+import { Prose } from "./prose";
+import type { Model } from "./types";
 import { isWithoutText } from "./view";
 
 const SAID_MS = 3000;
@@ -22,8 +24,8 @@ export function Field(props: {
     <div class={`field ${props.class ?? ""}`}>
       <label for={id}>{props.label}</label>
       {props.children(control)}
-      {props.hint && <p class="hint" id={`${id}-hint`}>{props.hint}</p>}
-      {props.error && <p class="error" id={`${id}-error`}>{props.error}</p>}
+      {props.hint && <p class="hint" id={`${id}-hint`}>{typeof props.hint === "string" ? <Prose text={props.hint} /> : props.hint}</p>}
+      {props.error && <p class="error" id={`${id}-error`}><Prose text={props.error} /></p>}
     </div>
   );
 }
@@ -78,6 +80,14 @@ export function Select(props: {
   );
 }
 
+/** The model of a part of the page: a choice, or the name of the only one. */
+export function ModelChoice(props: { models: Model[]; value: string; set: (id: string) => void; error: string | undefined }) {
+  const { models, value, set, error } = props;
+  if (models.length > 1)
+    return <Select label="Model" value={value} set={set} error={error} options={models.map((one) => [one.id, one.id])} />;
+  return <Field label="Model" error={error}>{(control) => <input {...control} value={value} readOnly />}</Field>;
+}
+
 /** A button that copies, and says so. */
 export function Copy(props: { text: () => string; label: string; said?: () => string }) {
   const [said, say] = useState("");
@@ -125,7 +135,7 @@ export function Problem(props: { text: string | undefined; again?: (() => void) 
   if (!props.text) return null;
   return (
     <p class="problem" role="alert">
-      {props.text}{" "}
+      <Prose text={props.text} />{" "}
       {props.again && <button type="button" class="quiet" onClick={props.again}>Try again</button>}
     </p>
   );

@@ -2,6 +2,7 @@
 import "../figures.js";
 import { useEffect, useRef } from "preact/hooks";
 import { address } from "./api";
+import { Prose } from "./prose";
 import { isDark, themes } from "./theme";
 
 export type Picture = { name: string; title: string; subtitle: string; caption: string; data: unknown; wide: unknown; narrow: unknown };
@@ -38,9 +39,9 @@ export function Figures({ pictures }: { pictures: Pictures }) {
       {pictures.figures.map((picture, index) => (
         <figure key={`${picture.name}-${index}`}>
           <h3 class="title">{picture.title}</h3>
-          <p class="hint">{picture.subtitle}</p>
+          <p class="hint"><Prose text={picture.subtitle} /></p>
           <Drawing picture={picture} pictures={pictures} />
-          <figcaption class="hint">{picture.caption}</figcaption>
+          <figcaption class="hint"><Prose text={picture.caption} /></figcaption>
         </figure>
       ))}
     </div>

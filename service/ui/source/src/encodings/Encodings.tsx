@@ -1,9 +1,10 @@
 // A picker of encodings: questions, families, parameters, and live figures of the loaded model beside them.
 import { useEffect, useState } from "preact/hooks";
 import { type ApiError, asApiError, byField, isAbort, json } from "../api";
-import { Copy, CopyLink, count, Field, Input, numberOf, Problem, Select } from "../controls";
+import { Copy, CopyLink, count, Field, Input, ModelChoice, numberOf, Problem } from "../controls";
 import { Figures, type Pictures } from "../figures";
 import { TAB as GENERATE } from "../generate/Generate";
+import { Prose } from "../prose";
 import type { Method, Model, Pe } from "../types";
 import { linkTo, useSettings } from "../view";
 import { Parameters } from "./Parameters";
@@ -45,10 +46,7 @@ export function Encodings({ models, methods }: { models: Model[]; methods: Metho
           set={(method, values) => change({ other: method, otherParameters: pairs(values) })}
         />
         <div class="row">
-          {models.length > 1 && (
-            <Select label="Model" value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")}
-              options={models.map((one) => [one.id, one.id])} />
-          )}
+          <ModelChoice models={models} value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")} />
           <Input label="Length of the text, tokens" number value={settings.length} error={errors?.get("length")}
             placeholder={count(4 * model.trained_length)} set={(length) => change({ length })} />
         </div>
@@ -145,12 +143,12 @@ function About({ info }: { info: MethodInfo }) {
   return (
     <>
       <dl class="about">
-        <div><dt>Formula</dt><dd>{info.formula}</dd></div>
+        <div><dt>Formula</dt><dd><Prose text={info.formula} /></dd></div>
         <div><dt>Paper</dt><dd><Paper text={info.paper} /></dd></div>
       </dl>
       <details>
         <summary>Use, reach, evidence, cost</summary>
-        <dl class="about">{rows.map(([name, text]) => <div key={name}><dt>{name}</dt><dd>{text}</dd></div>)}</dl>
+        <dl class="about">{rows.map(([name, text]) => <div key={name}><dt>{name}</dt><dd><Prose text={text} /></dd></div>)}</dl>
       </details>
     </>
   );

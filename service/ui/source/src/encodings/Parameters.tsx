@@ -57,13 +57,14 @@ type SliderProps = { name: string; value: string; shown: string; range: Range; w
 function Slider({ name, value, shown, range, whole, hint, error, set }: SliderProps) {
   const number = Number(value || shown || range.low);
   const limits = `${whole.low} to ${whole.high.toLocaleString("en")}`;
+  const isUnset = !value && !shown;
   return (
-    <Field label={name} hint={`${hint ? `${hint} ` : ""}From ${limits}.`} error={error}>
+    <Field label={name} hint={`${hint ? `${hint} ` : ""}From ${limits}.${isUnset ? " Not set: move the slider to set it." : ""}`} error={error}>
       {(control) => (
-        <div class="slider">
+        <div class={isUnset ? "slider unset" : "slider"}>
           <input
             type="range" min={0} max={LAST_STEP} aria-label={`${name}, slider`}
-            aria-valuetext={String(number)} value={stepOf(range, Math.min(Math.max(number, range.low), range.high))}
+            aria-valuetext={isUnset ? "none" : String(number)} value={stepOf(range, Math.min(Math.max(number, range.low), range.high))}
             onInput={(event) => set(String(atStep(range, Number(event.currentTarget.value))))}
           />
           <input {...control} inputMode="decimal" autocomplete="off" value={value} placeholder={shown || "none"}

@@ -1,7 +1,7 @@
 // One prompt, two to four encodings side by side, streaming together.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type ApiError, byField } from "../api";
-import { CopyLink, count, Field, focusWrong, Input, numberOf, Problem, Select } from "../controls";
+import { CopyLink, count, Field, focusWrong, Input, ModelChoice, numberOf, Problem } from "../controls";
 import type { Method, Model } from "../types";
 import { store, stored, useSettings } from "../view";
 import { Answer } from "./Answer";
@@ -12,6 +12,7 @@ import { CLASSES } from "./words";
 export const TAB = "generate";
 const KEPT = "ropeway.answers";
 const MOST_COLUMNS = 4;
+const FULL = "At most four side by side: remove one to add another.";
 const NUMBERS = ["max_new_tokens", "temperature", "seed"] as const;
 
 type Kept = { asked: Asked; columns: Column[] };
@@ -56,10 +57,7 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
         set={(prompt) => change({ prompt })} ask={ask} />
       <Encodings pe={settings.pe} errorOf={errorOf} set={(pe) => change({ pe })} />
       <div class="row">
-        {models.length > 1 && (
-          <Select label="Model" value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")}
-            options={models.map((one) => [one.id, one.id])} />
-        )}
+        <ModelChoice models={models} value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")} />
         <Input label="Most new tokens" number value={settings.max_new_tokens} error={errors?.get("max_new_tokens")}
           set={(max_new_tokens) => change({ max_new_tokens })} />
         <Input label="Temperature" hint="0 takes the most likely token" number value={settings.temperature}
@@ -160,6 +158,7 @@ function Encodings(props: {
   set: (pe: string[]) => void;
 }) {
   const { pe, errorOf, set } = props;
+  const isFull = pe.length >= MOST_COLUMNS;
   return (
     <fieldset>
       <legend>Encodings</legend>
@@ -176,9 +175,10 @@ function Encodings(props: {
         ))}
       </div>
       <div class="chips">
-        <button type="button" disabled={pe.length >= MOST_COLUMNS} onClick={() => set([...pe, "default"])}>
+        <button type="button" disabled={isFull} title={isFull ? FULL : undefined} onClick={() => set([...pe, "default"])}>
           Add an encoding
         </button>
+        {isFull && <span class="hint">{FULL}</span>}
         <span class="hint">A short form such as <code>yarn:4</code> or <code>self_extend:group_size=4</code>.</span>
       </div>
     </fieldset>

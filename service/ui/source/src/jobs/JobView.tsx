@@ -3,6 +3,7 @@ import { useState } from "preact/hooks";
 import { address, type ApiError, asApiError, json, request } from "../api";
 import { count, Problem, seconds } from "../controls";
 import { Figures } from "../figures";
+import { Prose } from "../prose";
 import { isUnfinished, type Job, type Result, useJob, useResult } from "./follow";
 
 const FILES: [link: string, name: string, text: string][] = [
@@ -33,7 +34,7 @@ export function JobView({ id, title: given, only, changed, looks = 0, detached =
   const [version, setVersion] = useState(0);
   const [failure, setFailure] = useState<ApiError | null>(null);
   const { job, error } = useJob(id, version + looks, detached);
-  const result = useResult(detached ? null : job);
+  const { result, refused } = useResult(detached ? null : job);
   const title = given ?? `Job ${id.slice(0, 8)}${job ? `: ${job.evaluation}` : ""}`;
   const again = () => {
     setFailure(null);
@@ -62,10 +63,11 @@ export function JobView({ id, title: given, only, changed, looks = 0, detached =
         )}
         {!detached && job && <Actions job={job} act={act} failed={setFailure} />}
       </div>
-      {!detached && job?.error && <p class="error">{job.error.message}</p>}
+      {!detached && job?.error && <p class="error"><Prose text={job.error.message} /></p>}
       {!detached && job?.stalled && <p class="error">{job.stalled}</p>}
       {!detached && job && job.not_served.length > 0 && <p class="error">It waits for a server of {job.not_served.join(", ")}.</p>}
-      {!detached && result && <Answer result={result} only={only} />}
+      {!detached && result && <Answer result={result} only={only} isDone={job?.state === "done"} />}
+      {!detached && refused && <p class="error"><Prose text={refused} /></p>}
     </section>
   );
 }
@@ -87,12 +89,15 @@ function Actions({ job, act, failed }: { job: Job; act: (path: string, method: s
   );
 }
 
-function Answer({ result, only }: { result: Result; only: string | undefined }) {
+/** The last figures of a job that `isDone` are drawn for some seconds: until then, those on the page are older. */
+function Answer({ result, only, isDone }: { result: Result; only: string | undefined; isDone: boolean }) {
   const missing = Object.keys(result.partial?.missing ?? {});
   return (
     <>
-      <div class="words">{result.words.map((sentence) => <p key={sentence}>{sentence}</p>)}</div>
-      {missing.length > 0 && <p class="hint">Not complete yet: {missing.join(", ")}</p>}
+      <div class="words">{result.words.map((sentence) => <p key={sentence}><Prose text={sentence} /></p>)}</div>
+      {missing.length > 0 && (
+        <p class="hint" role="status">{isDone ? "These are the figures before its end" : `Not complete yet: ${missing.join(", ")}`}</p>
+      )}
       <Figures pictures={{ ...result, figures: result.figures.filter((one) => !only || one.name === only) }} />
     </>
   );

@@ -1,7 +1,9 @@
 // Jobs of this server and API key: what runs and ran, and one of them opened.
+import { Fragment } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type ApiError, asApiError, json, request } from "../api";
 import { CopyLink, count, Problem } from "../controls";
+import { shortText } from "../text";
 import type { Method, Model } from "../types";
 import { useSettings } from "../view";
 import { isUnfinished, type Job } from "./follow";
@@ -13,6 +15,7 @@ const PAGE = 50;
 /** The server lists no more at once. */
 const MOST = 1000;
 const LOOK_AGAIN_MS = 3000;
+const MOST_SHOWN = 4;
 
 export function Jobs(_: { models: Model[]; methods: Method[] }) {
   const [settings, change] = useSettings(TAB, { job: "" });
@@ -66,14 +69,16 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
                   <td>{job.evaluation}</td>
                   <td>{job.state}</td>
                   <td>{count(job.units_done)} of {count(job.units_total)}</td>
-                  <td>{job.model ?? "default"}</td>
-                  <td class="encodings">{encodingsOf(job)}</td>
+                  <td>{job.model ?? job.models.join(", ")}</td>
+                  <td class="encodings"><Encodings job={job} /></td>
                   <td>{new Date(job.created_at).toLocaleString()}</td>
-                  <td class="chips">
-                    <button type="button" id={opener(job.id)} aria-label={`Open ${nameOf(job)}`} onClick={() => open(job)}>Open</button>
-                    {!isUnfinished(job) && (
-                      <button type="button" aria-label={`Forget ${nameOf(job)}`} onClick={() => forget(job)}>Forget</button>
-                    )}
+                  <td>
+                    <div class="chips">
+                      <button type="button" id={opener(job.id)} aria-label={`Open ${nameOf(job)}`} onClick={() => open(job)}>Open</button>
+                      {!isUnfinished(job) && (
+                        <button type="button" aria-label={`Forget ${nameOf(job)}`} onClick={() => forget(job)}>Forget</button>
+                      )}
+                    </div>
                   </td>
                 </tr>
               ))}
@@ -102,16 +107,19 @@ function opener(job: string): string {
   return `open-${job}`;
 }
 
-function encodingsOf(job: Job): string {
+/** Each in one piece with its comma, so that no line begins with one. */
+function Encodings({ job }: { job: Job }) {
   const methods = (job.request.methods ?? []) as unknown[];
   const texts = methods.map((one) => (typeof one === "string" ? one : shortText(one as Record<string, unknown>)));
-  return texts.length > 4 ? `${texts.slice(0, 4).join(", ")} and ${texts.length - 4} more` : texts.join(", ");
-}
-
-function shortText({ method, ...parameters }: Record<string, unknown>): string {
-  const plain = Object.entries(parameters).filter(([, value]) => typeof value !== "object");
-  const given = plain.map(([name, value]) => `${name}=${value}`);
-  return [String(method), given.join(",")].filter(Boolean).join(":");
+  const [shown, more] = [texts.slice(0, MOST_SHOWN), texts.length - MOST_SHOWN];
+  return (
+    <>
+      {shown.map((text, index) => (
+        <Fragment key={index}><span>{text}{index < shown.length - 1 && ","}</span>{" "}</Fragment>
+      ))}
+      {more > 0 && `and ${more} more`}
+    </>
+  );
 }
 
 /** The newest jobs, and older ones on request. While one of them is unfinished and the list is in view, it is renewed. */

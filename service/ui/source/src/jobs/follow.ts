@@ -7,6 +7,7 @@ export type Job = {
   id: string;
   evaluation: string;
   model: string | null;
+  models: string[];
   not_served: string[];
   stalled: string | null;
   state: "queued" | "running" | "done" | "failed" | "cancelled";
@@ -89,8 +90,9 @@ function pause(tries: number): Promise<void> {
  * The figures of what is complete so far, asked for when units are finished, one request at a time.
  * A job has few before its first method is complete: requests begin where one may be, and wait longer after each refusal.
  */
-export function useResult(job: Job | null): Result | null {
+export function useResult(job: Job | null): { result: Result | null; refused: string | undefined } {
   const [result, setResult] = useState<Result | null>(null);
+  const [refused, setRefused] = useState<string | undefined>();
   const [busy, setBusy] = useState(false);
   const [read, setRead] = useState("");
   const [tries, setTries] = useState(0);
@@ -104,10 +106,12 @@ export function useResult(job: Job | null): Result | null {
       .then(
         (found) => {
           setResult(found);
+          setRefused(undefined);
           return true;
         },
         (failure) => {
           setAfter(2 * job!.units_done);
+          if (isFinal(asApiError(failure)) && job!.state === "done") setRefused(asApiError(failure).message);
           return isFinal(asApiError(failure)) || pause(tries).then(() => false); // not final: the server restarts
         },
       )
@@ -117,7 +121,7 @@ export function useResult(job: Job | null): Result | null {
         setBusy(false);
       });
   }, [wanted, busy, read]);
-  return result;
+  return { result, refused };
 }
 
 /** Fewest units before a method can be complete, if each has as many; 0 where the methods are not known. */

@@ -1,7 +1,7 @@
 // How far does it read? A text, a target length, a curve that grows, recall beside it, and a verdict.
 import { useEffect, useState } from "preact/hooks";
 import { type ApiError, asApiError, byField, isAbort } from "../api";
-import { CopyLink, count, Field, focusWrong, Input, numberOf, Problem, seconds, Select } from "../controls";
+import { CopyLink, count, Field, focusWrong, Input, ModelChoice, numberOf, Problem, seconds, Select } from "../controls";
 import { compared } from "../generate/examples";
 import { JobView } from "../jobs/JobView";
 import type { Method, Model } from "../types";
@@ -36,7 +36,7 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
   const target = numberOf(settings.target);
   const problem = problemOf(target);
   const wanted = problem ? [] : bodies(model, methods, target as number | undefined, input);
-  const { size, left, error, time, again } = useSize(model, wanted);
+  const { size, counting, left, error, time, again } = useSize(model, wanted);
   const { failure, starting, start } = useStart(wanted, (jobs) => change({ jobs, detached: [] }));
   const shown = failure ?? error;
   const errors = shown ? byField(shown, ["methods", "lengths", "length", "input", "model"]) : null;
@@ -60,10 +60,7 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
           <Input label="Target length, tokens" number value={settings.target} placeholder={count(4 * model.trained_length)}
             hint={`The model was trained on ${count(model.trained_length)}`} set={(target) => change({ target })}
             error={targetError?.replace(/^\d+: /, "")} />
-          {models.length > 1 && (
-            <Select label="Model" value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")}
-              options={models.map((one) => [one.id, one.id])} />
-          )}
+          <ModelChoice models={models} value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")} />
         </div>
         {settings.text === OWN && <Own text={settings.own} error={errors?.get("input")} set={(own) => change({ own })} />}
         <Input label="Encodings" value={settings.methods} error={errors?.get("methods")}
@@ -71,13 +68,13 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
         <div class="actions">
           <button type="submit" class="main" disabled={starting > 0}>Measure</button>
           <CopyLink />
-          {starting ? <Starting number={starting} of={wanted.length} /> : <Estimate size={size} left={left} time={time} />}
+          {starting ? <Starting number={starting} of={wanted.length} /> : <Estimate size={size} counting={counting} left={left} time={time} />}
         </div>
         <Problem text={errors?.get("")} again={retry} />
       </form>
       {settings.jobs.length > 0 && <p class="hint">The jobs go on without this page: close it, and open its link later.</p>}
       <div class="measured">
-        {settings.jobs.toReversed().map((entry) => {
+        {settings.jobs.map((entry) => {
           const [evaluation = "", id = ""] = entry.split(":");
           const others = settings.detached.filter((one) => one !== id);
           return (
@@ -109,7 +106,7 @@ function isWithoutAnswer({ status }: ApiError): boolean {
 }
 
 function Starting({ number, of }: { number: number; of: number }) {
-  return <span class="hint" role="status">Starting job {number} of {of}</span>;
+  return <span class="hint" role="status">Starting job {number} of {of}: counting its tokens</span>;
 }
 
 /**
@@ -174,8 +171,10 @@ function Own({ text, error, set }: { text: string; error: string | undefined; se
   );
 }
 
-function Estimate({ size, left, time }: { size: Size | null; left: number | null | "timing"; time: () => void }) {
-  if (!size) return null;
+type Estimated = { size: Size | null; counting: boolean; left: number | null | "timing"; time: () => void };
+
+function Estimate({ size, counting, left, time }: Estimated) {
+  if (!size) return counting ? <span class="hint" role="status">Counting the tokens to read</span> : null;
   return (
     <span class="hint" role="status">
       {count(size.tokens)} tokens in at most {count(size.units)} units
@@ -235,7 +234,8 @@ function useSize(model: Model, wanted: Body[]) {
     setTiming(false);
   };
   const size = sizes && { units: total(sizes, "units"), tokens: total(sizes, "tokens") };
-  return { size, left: left as number | null | "timing", error, time, again: () => setTries((before) => before + 1) };
+  const counting = wanted.length > 0 && !sizes && !error;
+  return { size, counting, left: left as number | null | "timing", error, time, again: () => setTries((before) => before + 1) };
 }
 
 function total(sizes: Size[], name: keyof Size): number {

@@ -1,7 +1,8 @@
 // Use it: an encoding in the words of clients and of other systems, copied with one click.
 import { useEffect, useState } from "preact/hooks";
 import { access, ApiError, asApiError, byField, isAbort, json } from "../api";
-import { Copy, CopyLink, Input, numberOf, Problem, Select } from "../controls";
+import { Copy, CopyLink, Input, ModelChoice, numberOf, Problem } from "../controls";
+import { Prose } from "../prose";
 import type { Method, Model } from "../types";
 import { useSettings } from "../view";
 import { snippets, TARGETS } from "./snippets";
@@ -25,10 +26,7 @@ export function Use({ models }: { models: Model[]; methods: Method[] }) {
         <Input label="Encoding" value={settings.pe} list="methods" set={(pe) => change({ pe })} error={errors?.get("pe")} />
         <Input label="Longest text, tokens" number value={settings.length} placeholder={errors?.get("length") ? "" : "by the encoding"}
           set={(length) => change({ length })} error={errors?.get("length")} />
-        {models.length > 1 && (
-          <Select label="Model" value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")}
-            options={models.map((one) => [one.id, one.id])} />
-        )}
+        <ModelChoice models={models} value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")} />
       </div>
       <div class="actions"><CopyLink /></div>
       <Problem text={errors?.get("")} again={again} />
@@ -57,26 +55,42 @@ function Export({ answer }: { answer: Answer }) {
     return (
       <section class="card" aria-label={target}>
         <div class="card-head"><h4>{target}</h4></div>
-        <p class="hint">{error?.message.replace(/^pe: /, "")}</p>
+        <p class="hint"><Prose text={error?.message.replace(/^pe: /, "") ?? ""} /></p>
       </section>
     );
   const config = JSON.stringify(exported.config, null, 2);
+  const names = Object.keys(exported.config);
+  /** The line is nothing without entries that it does not carry: they come first. */
+  const isApart = names.some((name) => !exported.usage.includes(name));
+  const entries = (
+    <>
+      <pre tabIndex={0}>{config}</pre>
+      <Copy label="Copy the entries" text={() => config} />
+    </>
+  );
   return (
     <section class="card" aria-label={target}>
       <div class="card-head">
         <h4>{target} {exported.version}</h4>
-        <Copy label="Copy" text={() => exported.usage} />
+        {!isApart && <Copy label="Copy" text={() => exported.usage} />}
       </div>
+      {isApart && (
+        <div class="entries">
+          <p>First, the entries of <code>config.json</code>:</p>
+          {entries}
+          <p>Then the command:</p>
+        </div>
+      )}
       <pre tabIndex={0}>{exported.usage}</pre>
-      <p class="hint">{exported.changes ? exported.apply : "The checkpoint's own encoding: nothing changes."}</p>
-      {Object.keys(exported.config).length > 0 && (
+      {isApart && <Copy label="Copy the command" text={() => exported.usage} />}
+      <p class="hint">{exported.changes ? <Prose text={exported.apply} /> : "The checkpoint's own encoding: nothing changes."}</p>
+      {!isApart && names.length > 0 && (
         <details>
           <summary>Entries of config.json</summary>
-          <pre tabIndex={0}>{config}</pre>
-          <Copy label="Copy the entries" text={() => config} />
+          {entries}
         </details>
       )}
-      {exported.differences.map((text) => <p class="hint" key={text}>Differs: {text}</p>)}
+      {exported.differences.map((text) => <p class="hint" key={text}>Differs: <Prose text={text} /></p>)}
     </section>
   );
 }
