@@ -58,6 +58,7 @@ class Mutation:
         return path.read_text(encoding="utf-8").count(self.text)
 
 
+TEMPLATING = "tests/service/openai/text/test_templating.py"
 CARD = "tests/service/engine/cards/test_card.py"
 PAGED_ATTENTION = "tests/service/engine/adapter/test_paged_attention.py"
 FUSED = "tests/patches/attention/test_fused.py"
@@ -448,6 +449,12 @@ CARRIED = [
              ("tests/service/openai/text/test_first_words.py",)),
     Mutation("half a character in the prompt", "service", "self._begun_character() or ", "",
              ("tests/service/openai/text/test_first_words.py",)),
+    Mutation("a developer whom the template drops", "service", '{**message, "role": "system"} if', "message if",
+             (TEMPLATING,)),
+    Mutation("a developer whom the template knows is renamed", "service", 'return "developer" in _texts',
+             'return "" in _texts', (TEMPLATING,)),
+    Mutation("a message that the template drops", "service", "if mark not in written)", "if not written)",
+             (TEMPLATING,)),
     Mutation("a step ahead into the same page", "patches", "is_written and (rows[:, 1] % self.page_size).all() else",
              "is_written else", (f"{AHEAD}::test_one_request_waits_for_the_host_at_edges_only",)),
     Mutation("a step that is being read, overwritten", "patches",

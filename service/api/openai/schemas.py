@@ -16,7 +16,8 @@ from service.api.generation.drawing import Drawing, Seed
 from service.api.generation.structure import Structure
 from service.api.openai.body import Body
 from service.api.openai.formats import ResponseFormat
-from service.api.openai.messages import Messages, Templating
+from service.api.openai.messages import Messages
+from service.api.openai.templating import Templating
 from service.api.openai.tools.offer import Offer
 from service.api.openai.tools.schemas import ToolChoice, Tools
 from service.api.openai.unsupported import only

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from service.api.openai.messages import Templating
+from service.api.openai.templating import Templating
 from service.errors import ApiError
 from service.models.text.chat import PLAIN, template_options
 from tests.service.openai.conftest import answer
@@ -103,3 +103,46 @@ def test_a_template_that_fails_is_the_clients_error(tokenizer: Any, template: st
     own.chat_template = "{{ messages[0].content }}{% if %}"
     with pytest.raises(ApiError, match="refuses them"):
         Templating().templated([{"role": "user", "content": "a"}], SimpleNamespace(tokenizer=own))  # type: ignore[arg-type]
+
+
+def test_a_developer_speaks_as_the_system(http: httpx.Client) -> None:
+    def prompt_of(path: str, field: str, role: str) -> Any:
+        body = {field: [{"role": role, "content": "Be short."}, MESSAGES[0]]}
+        found = answer(http, path, **body)
+        usage = found.get("usage", {})
+        return found.get("tokens") or usage.get("prompt_tokens") or usage["input_tokens"]
+
+    for path, field in (("/tokenize", "messages"), (PATH, "messages"), ("/v1/responses", "input")):
+        assert prompt_of(path, field, "developer") == prompt_of(path, field, "system") != prompt_of(path, field, "user")
+
+
+BY_ROLE = (
+    "{% for m in messages %}{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}[{{ m.role }}]"
+    "{{ m.content | trim | tojson }}{% elif m.role == 'assistant' %}{{ m.tool_calls[0].function.name }}"
+    "{% elif m.role == 'system' and loop.first %}[S]{{ m.content }}{% endif %}{% endfor %}"
+)
+"""A template in the manner of Hermes, which has no rule for a developer or for a tool."""
+
+
+@pytest.mark.parametrize(
+    ("template", "roles", "says"),
+    [
+        (BY_ROLE, ["developer", "user", "assistant"], '[S] "a"[user]"\\"a\\""[assistant]"\\"a\\""'),
+        (BY_ROLE.replace("'system'", "'developer'"), ["developer"], '[S] "a"'),
+        (BY_ROLE.replace("'user'", "'developer'"), ["developer"], '[developer]"\\"a\\""'),
+        (BY_ROLE, ["user", "tool"], "message ' \"a\"' of the role 'tool'"),
+        (BY_ROLE, ["user", "developer"], "message ' \"a\"' of the role 'system'"),
+    ],
+)
+def test_no_message_vanishes(tokenizer: Any, template: str, roles: list[str], says: str) -> None:
+    own: Any = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(tokenizer.name_or_path))
+    own.tokenizer.chat_template = template
+    messages: list[dict[str, Any]] = [{"role": role, "content": ' "a"'} for role in roles]
+    if says.startswith("message"):
+        with pytest.raises(ApiError, match=says):
+            Templating().templated(messages, own)
+        return
+    assert Templating().templated(messages, own) == says
+    call = {"role": "assistant", "content": "left out", "tool_calls": [{"function": {"name": "f"}}]}
+    blank = {"role": "tool", "content": " "}
+    assert Templating().templated([*messages, call, blank], own) == f"{says}f"
