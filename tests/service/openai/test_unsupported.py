@@ -37,6 +37,8 @@ def test_anything_else_is_refused_by_name(http: httpx.Client, path: str) -> None
         error = http.post(path, json={**BODIES[path], name: ["something"]}).json()["error"]
         assert error["param"] == name
         assert error["message"].startswith(f"{name} is not supported by this server; leave it out")
+        does = f"structured_outputs.{name.removeprefix('guided_')} does it"
+        assert error["message"].endswith(does) == (name in {"guided_choice", "guided_json", "guided_regex"})
 
 
 def test_a_field_inside_is_named_once(http: httpx.Client) -> None:

@@ -17,6 +17,7 @@ from tests.service.openai.parrot import TOOLS
 
 PATH = "/v1/responses"
 FLAT: list[Any] = [{"type": "function", "strict": None, **tool["function"]} for tool in TOOLS]
+CALL = {"type": "function_call", "call_id": "1", "name": "tie", "arguments": "{}"}
 HITCH = {"knot": "hitch", "wet": True}
 
 
@@ -122,7 +123,11 @@ def test_an_assistants_items_in_a_row_are_one_message() -> None:
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0.function", "unknown field"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "tie, count"),
         ({"input": [{"type": "function_call_output", "output": "a"}]}, "input.0.call_id", "required"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0.role", "required"),
+        ({"input": [CALL, {"type": "item_reference", "id": "a"}]}, "input.1.type", "stores no items"),
+        ({"input": [{"id": "a"}]}, "input.0.type", "Send the item itself; clients do that with store: false"),
+        ({"input": [{"type": "mcp_call"}]}, "input.0.type", "function_call, function_call_output, reasoning, not 'mcp"),
+        ({"input": [{"type": ["message"]}]}, "input.0.type", "must be one of message, function_call"),
+        ({"input": ["message"]}, "input.0", "must be an object"),
         (
             {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]},
             "input.0.arguments",
