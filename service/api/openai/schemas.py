@@ -17,7 +17,7 @@ from service.api.generation.structure import Structure
 from service.api.openai.body import Body
 from service.api.openai.formats import ResponseFormat
 from service.api.openai.messages import Messages
-from service.api.openai.templating import Templating
+from service.api.openai.templating import Effort, Templating
 from service.api.openai.tools.offer import Offer
 from service.api.openai.tools.schemas import ToolChoice, Tools
 from service.api.openai.unsupported import only
@@ -232,6 +232,7 @@ class ChatRequest(ConversationBody, GenerationBody):
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="The older name of the same.")
     logprobs: bool = False
     top_logprobs: Alternatives | None = Field(None, description="Alternatives per token; needs `logprobs`.")
+    reasoning_effort: Effort | None = Field(None, description="For chat templates that read this variable.")
 
     tools: Tools | None = Field(None, description="Functions of the client, which the model may call.")
     tool_choice: ToolChoice | None = Field(
@@ -263,6 +264,11 @@ class ChatRequest(ConversationBody, GenerationBody):
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
+
+    @property
+    @override
+    def effort(self) -> tuple[str, str | None]:
+        return "reasoning_effort", self.reasoning_effort
 
     @property
     @override

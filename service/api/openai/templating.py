@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,11 @@ from service.models.text.chat import (
 
 MOST_OF_VARIABLES = 1 << 14
 """Characters of a template's variables, as JSON. A template may write them behind each message."""
+
+EFFORT = "reasoning_effort"
+"""OpenAI's field, and the variable of templates that read it, such as that of gpt-oss."""
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 SHOWN = 32
 """Characters of a message that an error repeats."""
@@ -68,11 +73,10 @@ class Templating(Body):
         try:
             if tools and not takes_tools(tokenizer):
                 raise bad_request(f"tools: the chat template of {served.name!r} does not write them", "tools")
-            if self.chat_template_kwargs:
-                self._check_variables(template_options(tokenizer))
+            variables = self._variables(tokenizer)
             if not reads_developer(tokenizer, tools):
                 messages = [_as_system(message) for message in messages]
-            render = self._rendering(tokenizer, tools)
+            render = self._rendering(tokenizer, tools, variables)
             text = render(messages, is_open=self.continue_final_message)
             dropped = first_dropped(messages, render)
         except ApiError:
@@ -87,13 +91,20 @@ class Templating(Body):
             raise bad_request(message, param)
         return text
 
+    @property
+    def effort(self) -> tuple[str, str | None]:
+        """The field of the effort of reasoning, and its value."""
+        return EFFORT, None
+
     def special_tokens(self, served: ServedModel) -> bool:
         """True if the tokenizer adds special tokens to the conversation."""
         if self.add_special_tokens is None:
             return not writes_special_tokens(served.tokenizer)
         return self.add_special_tokens
 
-    def _rendering(self, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> Callable[..., str]:
+    def _rendering(
+        self, tokenizer: Any, tools: Sequence[dict[str, Any]], variables: dict[str, Any]
+    ) -> Callable[..., str]:
         """From messages to their text, in which the last one may be open."""
         begins = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
@@ -105,11 +116,31 @@ class Templating(Body):
                     tokenize=False,
                     add_generation_prompt=begins,
                     continue_final_message=is_open,
-                    **self.chat_template_kwargs,
+                    **variables,
                 )
             )
 
         return render
+
+    def _variables(self, tokenizer: Any) -> dict[str, Any]:
+        """Variables for the template.
+
+        Raises:
+            ApiError: for those that it does not read, or two values of one.
+        """
+        field, effort = self.effort
+        known = template_options(tokenizer) if self.chat_template_kwargs or effort else []
+        if self.chat_template_kwargs:
+            self._check_variables(known)
+        if effort is None:
+            return self.chat_template_kwargs
+        if EFFORT not in known:
+            reads = f"chat_template_kwargs has those that it does: {', '.join(known)}" if known else "It reads none"
+            message = f"{field}: the model's chat template does not read the variable {EFFORT}; leave it out. {reads}"
+            raise bad_request(message, field)
+        if self.chat_template_kwargs.get(EFFORT, effort) != effort:
+            raise bad_request(f"{field}: differs from chat_template_kwargs.{EFFORT}, which it means", field)
+        return {**self.chat_template_kwargs, EFFORT: effort}
 
     def _check_variables(self, known: list[str]) -> None:
         if len(json.dumps(self.chat_template_kwargs)) > MOST_OF_VARIABLES:

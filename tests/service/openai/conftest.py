@@ -22,7 +22,8 @@ TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
     "<{{ message.role }}>{{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% if mood %}{{ mood }}: {% endif %}{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% if mood %}{{ mood }}: {% endif %}"
+    "{% if reasoning_effort %}{{ reasoning_effort }}! {% endif %}{% endif %}"
 )
 
 ENDS = [5, 6, 7, 8]

@@ -130,7 +130,7 @@ def test_refusals_name_the_field(http: httpx.Client, change: dict[str, Any], par
         ("service_tier", "flex", '"auto"'),
         ("modalities", ["text", "audio"], '["text"]'),
         ("functions", ["f"], "[]"),
-        ("reasoning_effort", "low", None),
+        ("prediction", {"type": "content"}, None),
         ("bad_words", ["a"], "[]"),
     ],
 )

@@ -103,6 +103,8 @@ def test_a_stream_adds_up_to_the_answer(client: openai.OpenAI) -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id", "not supported"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format", "the type text, json_object or json_schema"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "not supported"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary", "not supported by this server; leave it out"),
+        ({"reasoning": {"effort": "some"}}, "reasoning.effort", "'minimal'"),
         ({"store": True}, "store", "(or send false)"),
         ({"n": 2}, "n", "unknown field"),
         ({"chat_template_kwargs": {"moood": 1}}, "chat_template_kwargs", "did you mean mood?"),

@@ -88,6 +88,7 @@ class _Answer:
             model=self._conversation.name.name,
             parallel_tool_calls=body.parallel_tool_calls is not False,
             prompt_cache_key=body.prompt_cache_key,
+            reasoning={"effort": body.reasoning.effort, "summary": None},
             safety_identifier=body.safety_identifier,
             output=output,
             temperature=body.temperature,

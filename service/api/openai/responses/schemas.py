@@ -9,13 +9,25 @@ from pydantic import BaseModel, Field
 from typing_extensions import override
 
 from service.api.generation.structure import Structure
+from service.api.openai.body import Body
 from service.api.openai.formats import TextOptions
 from service.api.openai.responses.items import Input, OutputItem, Status, conversation_of
 from service.api.openai.schemas import SHORT, ConversationBody, example
+from service.api.openai.templating import Effort
 from service.api.openai.tools.offer import Offer
 from service.api.openai.tools.schemas import FlatToolChoice, FlatTools
 from service.api.openai.unsupported import NOT_SUPPORTED
 from service.api.responses import AutoChoice
+
+
+class ReasoningOptions(Body):
+    """The field ``reasoning`` of responses."""
+
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **{"context": ("auto",), "generate_summary": (), "mode": ("standard",), "summary": ()}
+    }
+
+    effort: Effort | None = Field(None, description="For chat templates that read the variable `reasoning_effort`.")
 
 
 class ResponsesRequest(ConversationBody):
@@ -27,7 +39,6 @@ class ResponsesRequest(ConversationBody):
         **dict.fromkeys(("max_tokens", "max_tool_calls", "previous_response_id", "prompt"), ()),
         "background": (False,),
         "include": ([], ["reasoning.encrypted_content"]),
-        "reasoning": ({},),
         "stream_options": ({}, {"include_obfuscation": False}),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
@@ -48,6 +59,7 @@ class ResponsesRequest(ConversationBody):
         description="`auto`: the model decides. `required`: it calls some function; `{type: function, name: ...}`: "
         "this one. `none`: it sees no tools.",
     )
+    reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions, description="Of a model that reasons.")
     text: TextOptions = Field(default_factory=TextOptions, description="The format of the answer.")
 
     @property
@@ -66,6 +78,11 @@ class ResponsesRequest(ConversationBody):
     @override
     def offer(self) -> Offer:
         return Offer.of(self.tools or [], self.tool_choice, several=self.parallel_tool_calls)
+
+    @property
+    @override
+    def effort(self) -> tuple[str, str | None]:
+        return "reasoning.effort", self.reasoning.effort
 
     @property
     @override
@@ -111,6 +128,7 @@ class ResponseObject(BaseModel):
     parallel_tool_calls: bool
     previous_response_id: None = None
     prompt_cache_key: str | None
+    reasoning: dict[str, str | None]
     safety_identifier: str | None
     store: bool = False
     temperature: float

@@ -116,6 +116,41 @@ def test_a_developer_speaks_as_the_system(http: httpx.Client) -> None:
         assert prompt_of(path, field, "developer") == prompt_of(path, field, "system") != prompt_of(path, field, "user")
 
 
+EFFORTS: list[tuple[str, str, Any]] = [
+    (PATH, "messages", {"reasoning_effort": "low"}),
+    ("/v1/responses", "input", {"reasoning": {"effort": "low", "summary": None}}),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "asked"), EFFORTS)
+def test_effort_is_a_variable_of_the_template(
+    http: httpx.Client, parroting: httpx.Client, path: str, field: str, asked: dict[str, Any]
+) -> None:
+    name = "reasoning.effort" if "reasoning" in asked else "reasoning_effort"
+
+    def variable(effort: str) -> dict[str, Any]:
+        return {field: MESSAGES[:1], "temperature": 0, "chat_template_kwargs": {"reasoning_effort": effort}}
+
+    def answered(**body: Any) -> Any:
+        found = answer(http, path, **body, ignore_eos=True, **{NEW[path]: 8})
+        item = found["output"][0] if "output" in found else found["choices"][0]["message"]
+        return item["content"], found["usage"]
+
+    def refused(client: httpx.Client, **body: Any) -> str:
+        reply = client.post(path, json={field: MESSAGES[:1], **body})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+        return str(reply.json()["error"]["message"])
+
+    mine = answered(**{field: MESSAGES[:1], "temperature": 0}, **asked)
+    assert mine[0] == answered(**variable("low"))[0] == answered(**variable("low"), **asked)[0]
+    assert mine[0] != answered(**variable("high"))[0]
+    assert "differs from chat_template_kwargs.reasoning_effort" in refused(http, **variable("high"), **asked)
+    assert refused(parroting, **asked).endswith("chat_template_kwargs has those that it does: begun, hushed, script")
+
+
+NEW = {PATH: "max_tokens", "/v1/responses": "max_output_tokens"}
+"""Field of the most new tokens."""
+
 BY_ROLE = (
     "{% for m in messages %}{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}[{{ m.role }}]"
     "{{ m.content | trim | tojson }}{% elif m.role == 'assistant' %}{{ m.tool_calls[0].function.name }}"
