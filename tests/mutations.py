@@ -58,6 +58,7 @@ class Mutation:
         return path.read_text(encoding="utf-8").count(self.text)
 
 
+UNSUPPORTED = "tests/service/openai/test_unsupported.py::test_cached_tokens_of_a_prompt"
 TEMPLATING = "tests/service/openai/text/test_templating.py"
 CARD = "tests/service/engine/cards/test_card.py"
 PAGED_ATTENTION = "tests/service/engine/adapter/test_paged_attention.py"
@@ -456,6 +457,11 @@ CARRIED = [
     Mutation("an effort that reaches no template", "service", "EFFORT: effort}", '"effort": effort}', (TEMPLATING,)),
     Mutation("two efforts", "service", ".get(EFFORT, effort) != effort:", ".get(EFFORT, effort) is None:",
              (TEMPLATING,)),
+    Mutation("scores that count as cached", "service",
+             "found = 0 if self._prompts[prompt].wanted.scored else ", "found = ",
+             (UNSUPPORTED,)),
+    Mutation("usage without the cache", "service", "scored else generation.cached_tokens", "scored else 0",
+             (UNSUPPORTED,)),
     Mutation("a reference to an item", "service", 'raise problem("reference", STORES_NOTHING, "type")', "return {}",
              ("tests/service/openai/structure/test_response_tools.py::test_refusals_name_the_field",)),
     Mutation("a message that the template drops", "service", "if mark not in written)", "if not written)",

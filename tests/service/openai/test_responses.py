@@ -37,7 +37,8 @@ def test_it_answers_as_a_chat_does(client: openai.OpenAI, http: httpx.Client) ->
     assert got.output_text == same["choices"][0]["message"]["content"]
     assert (got.model_extra or {})["pe"] == same["choices"][0]["pe"]
     assert got.usage is not None
-    assert [got.usage.input_tokens, got.usage.output_tokens, got.usage.total_tokens] == [*same["usage"].values()]
+    counts = got.usage.input_tokens, got.usage.output_tokens, got.usage.total_tokens
+    assert counts == tuple(same["usage"][f"{kind}_tokens"] for kind in ("prompt", "completion", "total"))
     assert (got.status, got.model, got.max_output_tokens) == ("incomplete", "tiny@ntk:2", 12)
     assert got.incomplete_details is not None
     assert got.incomplete_details.reason == "max_output_tokens"

@@ -24,6 +24,7 @@ from service.api.openai.responses.schemas import (
     ResponseUsage,
 )
 from service.api.openai.tools.reading import PlainReader
+from service.api.openai.usage import TokensUsed
 from service.engine.generation import Generation
 
 router = APIRouter(tags=["openai"], route_class=Route)
@@ -103,11 +104,11 @@ class _Answer:
         )
 
     def _usage(self, generation: Generation) -> ResponseUsage:
-        prompt, new = len(self._conversation.prepared.prompt.token_ids), len(generation.token_ids)
+        used = TokensUsed([self._conversation.prepared]).so_far(generation)
         return ResponseUsage(
-            input_tokens=prompt,
-            input_tokens_details=CachedTokens(cached_tokens=generation.cached_tokens),
-            output_tokens=new,
+            input_tokens=used.prompt_tokens,
+            input_tokens_details=CachedTokens(cached_tokens=used.prompt_tokens_details.cached_tokens),
+            output_tokens=used.completion_tokens,
             output_tokens_details=ReasoningTokens(reasoning_tokens=self._reasoning),
-            total_tokens=prompt + new,
+            total_tokens=used.total_tokens,
         )
