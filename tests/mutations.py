@@ -59,6 +59,7 @@ class Mutation:
 
 
 UNSUPPORTED = "tests/service/openai/test_unsupported.py::test_cached_tokens_of_a_prompt"
+RESPONSE_TOOLS = "tests/service/openai/structure/test_response_tools.py"
 TEMPLATING = "tests/service/openai/text/test_templating.py"
 CARD = "tests/service/engine/cards/test_card.py"
 PAGED_ATTENTION = "tests/service/engine/adapter/test_paged_attention.py"
@@ -462,8 +463,13 @@ CARRIED = [
              (UNSUPPORTED,)),
     Mutation("usage without the cache", "service", "scored else generation.cached_tokens", "scored else 0",
              (UNSUPPORTED,)),
+    Mutation("reasoning among the tokens of a text", "service", "missing -= self._held[start][0]", "pass",
+             (f"{RESPONSE_TOOLS}::test_log_probabilities_are_of_the_text",)),
+    Mutation("tokens of calls in the next text", "service",
+             "            self._held = []\n        if not said", "            pass\n        if not said",
+             (f"{RESPONSE_TOOLS}::test_log_probabilities_are_of_the_text",)),
     Mutation("a reference to an item", "service", 'raise problem("reference", STORES_NOTHING, "type")', "return {}",
-             ("tests/service/openai/structure/test_response_tools.py::test_refusals_name_the_field",)),
+             (f"{RESPONSE_TOOLS}::test_refusals_name_the_field",)),
     Mutation("a message that the template drops", "service", "if mark not in written)", "if not written)",
              (TEMPLATING,)),
     Mutation("a step ahead into the same page", "patches", "is_written and (rows[:, 1] % self.page_size).all() else",

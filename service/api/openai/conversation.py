@@ -86,6 +86,7 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
         body.stops(),
         param=body.PARAM,
         alternatives=body.alternatives,
+        logprobs_param=body.LOGPROBS_PARAM,
         add_special_tokens=body.special_tokens(name.served),
         min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,

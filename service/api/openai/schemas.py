@@ -173,9 +173,13 @@ class CompletionRequest(GenerationBody):
 
 
 class ConversationBody(Templating, Asked, ABC):
-    """Fields of routes that answer conversations. ``PARAM`` is the field of the messages."""
+    """Fields of routes that answer conversations.
+
+    ``PARAM`` is the field of the messages, and ``LOGPROBS_PARAM`` the one that asks for log-probabilities.
+    """
 
     PARAM: ClassVar[str]
+    LOGPROBS_PARAM: ClassVar[str] = "logprobs"
 
     parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, mode
 from typing_extensions import override
 
 from patches import problem
+from service.api.openai.answers import ChatToken
 from service.api.openai.body import Body
 from service.api.openai.messages import MOST_MESSAGES
 from service.api.openai.tools.schemas import MOST_ARGUMENTS, read_arguments
@@ -39,12 +40,11 @@ class InputItem(Body):
 
 
 class InputPart(Body):
-    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **{"annotations": ([],), "logprobs": ([],), "prompt_cache_breakpoint": ()}
-    }
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**{"annotations": ([],), "prompt_cache_breakpoint": ()}}
 
     type: Literal["input_text", "output_text"]
     text: str
+    logprobs: list[Any] | None = Field(None, description=NOT_USED)
 
 
 Content = Annotated[
@@ -186,7 +186,7 @@ class OutputText(BaseModel):
     type: Literal["output_text"] = "output_text"
     text: str = ""
     annotations: list[Any] = []
-    logprobs: list[Any] = []
+    logprobs: list[ChatToken] = []
 
 
 class OutputMessage(BaseModel):

@@ -12,12 +12,17 @@ from service.api.generation.structure import Structure
 from service.api.openai.body import Body
 from service.api.openai.formats import TextOptions
 from service.api.openai.responses.items import Input, OutputItem, Status, conversation_of
-from service.api.openai.schemas import SHORT, ConversationBody, example
+from service.api.openai.schemas import SHORT, Alternatives, ConversationBody, example
 from service.api.openai.templating import Effort
 from service.api.openai.tools.offer import Offer
 from service.api.openai.tools.schemas import FlatToolChoice, FlatTools
 from service.api.openai.unsupported import NOT_SUPPORTED
 from service.api.responses import AutoChoice
+from service.errors import bad_request
+
+LOGPROBS = "message.output_text.logprobs"
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+MOST_INCLUDED = 16
 
 
 class ReasoningOptions(Body):
@@ -38,13 +43,12 @@ class ResponsesRequest(ConversationBody):
         **dict.fromkeys(("access_programs", "background_options", "context_management", "conversation", "image"), ()),
         **dict.fromkeys(("max_tokens", "max_tool_calls", "previous_response_id", "prompt"), ()),
         "background": (False,),
-        "include": ([], ["reasoning.encrypted_content"]),
         "stream_options": ({}, {"include_obfuscation": False}),
-        "top_logprobs": (0,),
         "truncation": ("disabled",),
     }
 
     PARAM: ClassVar[str] = "input"
+    LOGPROBS_PARAM: ClassVar[str] = "include"
 
     model_config = example(input="Name a module of Python.", pe=SHORT, max_output_tokens=24)
 
@@ -52,6 +56,14 @@ class ResponsesRequest(ConversationBody):
     instructions: str | None = Field(None, description="A system message before the input.")
     max_output_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Default: the most that the server, the key, the context and the ranges of `auto` allow."
+    )
+    include: Annotated[list[Included], Field(max_length=MOST_INCLUDED)] = Field(
+        default_factory=list,
+        description="`message.output_text.logprobs`: log-probabilities of the text. Agents always send "
+        "`reasoning.encrypted_content`, which has no effect: reasoning comes as text.",
+    )
+    top_logprobs: Alternatives | None = Field(
+        None, description="Alternatives per token; needs `message.output_text.logprobs` in `include`."
     )
     tools: FlatTools | None = Field(None, description="Functions of the client, which the model may call.")
     tool_choice: FlatToolChoice | None = Field(
@@ -61,6 +73,13 @@ class ResponsesRequest(ConversationBody):
     )
     reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions, description="Of a model that reasons.")
     text: TextOptions = Field(default_factory=TextOptions, description="The format of the answer.")
+
+    def check(self) -> None:
+        """Raises:
+        ApiError: for alternatives to log-probabilities that are not asked for.
+        """
+        if self.top_logprobs and self.alternatives is None:
+            raise bad_request(f"top_logprobs: needs {LOGPROBS} in include", "top_logprobs")
 
     @property
     @override
@@ -78,6 +97,11 @@ class ResponsesRequest(ConversationBody):
     @override
     def offer(self) -> Offer:
         return Offer.of(self.tools or [], self.tool_choice, several=self.parallel_tool_calls)
+
+    @property
+    @override
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if LOGPROBS in self.include else None
 
     @property
     @override
@@ -135,6 +159,7 @@ class ResponseObject(BaseModel):
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
+    top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None

@@ -62,6 +62,30 @@ def test_items_in_their_order(client: openai.OpenAI, script: str, items: list[tu
     assert done == [kind for kind, _ in items]
 
 
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ("[says]", "Three turns.<|im_end|>"),
+        ("[calls]", ""),
+        ("[both]", "I will count. \n"),
+        ("[thinks]", "\n\nFour.<|im_end|>"),
+        ("[stumbles]", "Well, <tool_call>{'name': tie}</tool_call> <|im_end|>"),
+        ("[breaks off]", '<tool_call>  {"name": "tie", "arguments": {"knot": "x"}'),
+    ],
+)
+def test_log_probabilities_are_of_the_text(client: openai.OpenAI, script: str, text: str) -> None:
+    asked = told(script, include=["message.output_text.logprobs"])
+    if script == "[breaks off]":
+        asked["max_output_tokens"] = 4
+    whole = client.responses.create(**asked)
+    parts = [part for item in whole.output if item.type == "message" for part in item.content]
+    found = "".join(token.token for part in parts for token in part.logprobs or [])  # type: ignore[union-attr]
+    with client.responses.stream(**asked) as stream:
+        deltas = [event for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(token.token for event in deltas for token in event.logprobs) == found
+    assert found == text
+
+
 def test_one_call_at_most_and_calls_that_must_come(client: openai.OpenAI) -> None:
     one = client.responses.create(**told("[both]", parallel_tool_calls=False))
     assert [item.type for item in one.output] == ["message", "function_call"]
