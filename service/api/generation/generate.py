@@ -31,7 +31,7 @@ from service.api.responses import (
 )
 from service.engine.generation import Generation
 from service.engine.request import TokenLogprobs
-from service.inputs import Encodings, TextOrTokens, as_list
+from service.inputs import Encodings, Prompts, as_list
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 
@@ -44,10 +44,12 @@ EXAMPLE: JsonDict = {
 }
 
 
-class Prompts(KnownFields):
+class PromptsUnderEncodings(KnownFields):
     """Prompts, the encodings of each, and the length of answers."""
 
-    prompt: TextOrTokens = Field(description="A text, token ids, or a list of either.")
+    prompt: Prompts = Field(
+        description="A text, token ids, or a list of either. An empty text needs a tokenizer that adds a BOS."
+    )
     pe: Encodings = Field(
         default_factory=lambda: {"method": "default"},
         validate_default=True,
@@ -58,7 +60,7 @@ class Prompts(KnownFields):
     max_new_tokens: Annotated[int, Field(ge=1)] = 64
 
 
-class GenerateRequest(Drawing, Prompts):
+class GenerateRequest(Drawing, PromptsUnderEncodings):
     """Greedy unless ``temperature`` is above 0. The same ``seed`` draws the same noise in any company. Other batches
     round differently, so a token near a boundary may still change."""
 

@@ -127,7 +127,8 @@ def check_prompt(
         ApiError: when the prompt is not of this model, does not fit, or the encoding does not fit the model.
     """
     if not token_ids:
-        raise bad_request(f"{param}: holds no tokens", param)
+        message = f"{param}: holds no tokens. An empty text needs special tokens that the tokenizer adds, such as BOS"
+        raise bad_request(message, param)
     if max(token_ids) >= served.vocab_size:
         raise bad_request(f"{param}: token ids of this model are 0..{served.vocab_size - 1}", param)
     length = len(token_ids) + max_new_tokens

@@ -18,7 +18,6 @@ from service.api.http.routing import Route
 from service.api.openai.body import Body
 from service.api.openai.names import named
 from service.api.openai.schemas import PROMPT, ModelName, OpenAIDrawing, example
-from service.inputs import Text
 from service.policy.auto import Encoding
 from service.settings import Settings
 
@@ -30,7 +29,7 @@ NewTokens = Annotated[int, Field(ge=1)]
 class VllmRequest(OpenAIDrawing):
     model_config = example(prompt=PROMPT, max_tokens=24, temperature=0)
 
-    prompt: Text
+    prompt: str
     max_tokens: NewTokens = 16
     model: ModelName | None = None
     pe: Encoding | None = None
@@ -43,7 +42,7 @@ class SglangSampling(OpenAIDrawing):
 class SglangRequest(Body):
     model_config = example(text=PROMPT, sampling_params={"max_new_tokens": 24, "temperature": 0})
 
-    text: Text
+    text: str
     sampling_params: SglangSampling = SglangSampling()
     model: ModelName | None = None
     pe: Encoding | None = None

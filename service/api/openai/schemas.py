@@ -22,7 +22,7 @@ from service.api.openai.tools.offer import Offer
 from service.api.openai.tools.schemas import ToolChoice, Tools
 from service.api.openai.unsupported import only
 from service.errors import bad_request
-from service.inputs import TextOrTokens
+from service.inputs import Prompts
 from service.policy.auto import Encoding
 
 ModelName = Annotated[str, Field(max_length=1024)]
@@ -133,8 +133,9 @@ class CompletionRequest(GenerationBody):
 
     model_config = example(prompt=PROMPT, pe=SHORT, max_tokens=24, temperature=0)
 
-    prompt: TextOrTokens = Field(
-        description="A text, token ids, or a list of either. Texts get what the tokenizer adds; token ids get nothing."
+    prompt: Prompts = Field(
+        description="A text, token ids, or a list of either. Texts get what the tokenizer adds; token ids get nothing. "
+        "An empty text needs a tokenizer that adds a BOS."
     )
     max_tokens: Annotated[int, Field(ge=0)] = Field(16, description="0 only with `echo` or `prompt_logprobs`.")
     echo: bool = Field(False, description="Put the prompt before the answer, in `text` and in `logprobs`.")

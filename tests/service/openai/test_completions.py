@@ -187,7 +187,12 @@ def test_a_context_that_is_too_long_is_refused_before_a_stream_opens(http: httpx
 @pytest.mark.parametrize(
     ("change", "param", "says"),
     [
-        ({"prompt": ""}, "prompt", "at least 1"),
+        (
+            {"prompt": "", "add_special_tokens": False},
+            "prompt",
+            "needs special tokens that the tokenizer adds, such as BOS",
+        ),
+        ({"prompt": ["a", ""], "add_special_tokens": False}, "prompt", "holds no tokens"),
         ({"prompt": [384]}, "prompt", "0..383"),
         ({"prompt": None}, "prompt", "required"),
         ({"max_tokens": 0}, "max_tokens", "without echo"),
@@ -267,6 +272,25 @@ def test_parts_of_characters_have_names_of_their_own(http: httpx.Client, tokeniz
 def test_every_token_has_one_name(tokenizer: Any) -> None:
     names = TokenNames(tokenizer)
     assert len({names(token_id) for token_id in range(len(tokenizer))}) == len(tokenizer)
+
+
+def test_an_empty_prompt_begins_at_bos(http: httpx.Client) -> None:
+    """An empty prompt is the tokens that the tokenizer adds, also beside others, and where the prompt is scored."""
+    fields: dict[str, Any] = {**GREEDY, "logprobs": 1}
+    begun = answer(http, prompt=[0], **fields)["choices"][0]
+    assert answer(http, prompt="", **fields)["choices"][0] == begun
+    assert answer(http, prompt=["The", ""], **GREEDY)["choices"][1]["text"] == begun["text"]
+    scored = answer(http, prompt="", **fields, echo=True)["choices"][0]
+    assert (scored["text"], scored["logprobs"]["token_logprobs"][0]) == (begun["text"], None)
+    assert scored["logprobs"]["tokens"] == ["<bos>", *begun["logprobs"]["tokens"]]
+    same = http.post("/generate", json={"prompt": ["", [0]], "max_new_tokens": 12}).json()["results"]
+    assert [result["text"] for result in same] == [begun["text"]] * 2
+    for body in ({"prompt": ""}, {"text": ""}):
+        limit = (
+            {"max_tokens": 12} if "prompt" in body else {"sampling_params": {"max_new_tokens": 12, "temperature": 0}}
+        )
+        put = http.put("/generate", json={**body, **limit, **({"temperature": 0} if "prompt" in body else {})})
+        assert put.json()["text"] in (begun["text"], [begun["text"]])
 
 
 def test_a_client_that_leaves_ends_its_scoring(http: httpx.Client) -> None:

@@ -16,8 +16,6 @@ class TextTokens:
     def take(self, piece: Piece, said: Said) -> list[Token]:
         """Tokens of the text that is said now. The last ones may have no text, such as the token that ends it."""
         self._held.append((len(piece.text), piece.tokens))
-        if not said.text and (said.reasoning or said.calls):
-            self._held = []
         if not said.text and piece.finish_reason is None:
             return []
         missing, start = len(said.text), len(self._held)
