@@ -107,6 +107,11 @@ def answer(http: httpx.Client, path: str = "/v1/completions", **body: Any) -> di
     return found
 
 
+def counts(usage: dict[str, Any]) -> dict[str, Any]:
+    """Usage without the tokens that happened to be cached."""
+    return {name: value for name, value in usage.items() if name != "prompt_tokens_details"}
+
+
 def chunks(http: httpx.Client, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:
     """Every event of a stream, which must end as OpenAI's do."""
     with http.stream("POST", path, json={**body, "stream": True}) as reply:
