@@ -105,11 +105,11 @@ async def _prepared(
     """Prompts times encodings, each with the model whose weights answer under it."""
     settings: Settings = request.app.state.settings
     set_deadline(body.timeout_s, settings)
-    check_at_most("max_new_tokens", body.max_new_tokens, settings.max_new_tokens)
+    check_at_most("max_new_tokens", body.max_new_tokens, settings, "max_new_tokens")
     body.check_tokens(served)
     given = as_list(body.prompt)
     methods = body.pe if isinstance(body.pe, list) else [body.pe]
-    check_at_most("prompt", len(given) * len(methods), settings.max_prompts, "prompts times encodings")
+    check_at_most("prompt", len(given) * len(methods), settings, "max_prompts", "prompts times encodings")
     wanted = Wanted(
         body.max_new_tokens,
         answers=1,

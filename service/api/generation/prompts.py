@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastapi import Request
 
@@ -88,12 +88,20 @@ def read_prompt(
     return Prompt(item, stream.text, starts)
 
 
-def check_at_most(param: str, asked: int, most: int, what: str | None = None) -> None:
+def check_at_most(
+    param: str,
+    asked: int,
+    settings: Settings,
+    setting: Literal["max_new_tokens", "max_prompts"],
+    what: str | None = None,
+) -> None:
     """Raises:
-    ApiError: when ``asked``, which is ``what``, is more than this server gives.
+    ApiError: when ``asked``, which is ``what``, is more than the ``setting`` of this server gives.
     """
+    most: int = getattr(settings, setting)
     if asked > most:
-        raise bad_request(f"{param}: {f'{what} ' if what else ''}may be at most {most} on this server", param)
+        limit = f"may be at most {most} on this server, by its setting ROPEWAY_{setting.upper()}"
+        raise bad_request(f"{param}: {f'{what} ' if what else ''}{limit}", param)
 
 
 def check_logprobs(param: str, alternatives: int | None, tokens: int) -> None:

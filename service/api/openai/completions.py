@@ -41,9 +41,9 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     set_deadline(body.timeout_s, settings)
     name = named(request.app.state.models, body.model, body.pe)
     given = as_list(body.prompt)
-    check_at_most("max_tokens", body.max_tokens, settings.max_new_tokens)
+    check_at_most("max_tokens", body.max_tokens, settings, "max_new_tokens")
     body.check_tokens(name.target.model)
-    check_at_most("n" if body.n > 1 else "prompt", len(given) * body.n, settings.max_prompts, "prompts times n")
+    check_at_most("n" if body.n > 1 else "prompt", len(given) * body.n, settings, "max_prompts", "prompts times n")
     answers = 0 if body.max_tokens == 0 or body.scores_answer else body.n
     wanted = Wanted(
         body.max_tokens,

@@ -69,8 +69,8 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
     set_deadline(body.timeout_s, settings)
     name = named(request.app.state.models, body.model, body.pe)
     field, most = body.most_tokens
-    check_at_most(field, most or 1, settings.max_new_tokens)
-    check_at_most("n", body.answers, settings.max_prompts)
+    check_at_most(field, most or 1, settings, "max_new_tokens")
+    check_at_most("n", body.answers, settings, "max_prompts")
     body.check_tokens(name.target.model)
     offer = body.offer
     offer.check(name.served)

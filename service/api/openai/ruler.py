@@ -77,7 +77,7 @@ async def ruler_generate(body: RulerRequest, request: Request) -> RulerAnswer:
     else:
         drawing, given, param = body.sampling_params, body.text, "text"
         limit, max_tokens, within = "max_new_tokens", body.sampling_params.max_new_tokens, "sampling_params."
-    check_at_most(within + limit, max_tokens, settings.max_new_tokens)
+    check_at_most(within + limit, max_tokens, settings, "max_new_tokens")
     drawing.check_tokens(name.target.model, within)
     check_min_tokens(drawing.min_tokens, max_tokens, within)
     structure = drawing.structure()
