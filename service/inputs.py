@@ -36,26 +36,32 @@ def _kind_of_item(value: Any) -> str | None:
     return "token_ids" if kind == "several" else kind
 
 
-_One = Annotated[
-    Annotated[Text, Tag("one_text")] | Annotated[TokenIds, Tag("token_ids")],
-    Discriminator(
-        _kind_of_item,
-        custom_error_type="text_or_token_ids",
-        custom_error_message="Input should be a text or a list of token ids",
-    ),
-]
+_BY_KIND_OF_ITEM = Discriminator(
+    _kind_of_item,
+    custom_error_type="text_or_token_ids",
+    custom_error_message="Input should be a text or a list of token ids",
+)
+
+_BY_KIND = Discriminator(
+    _kind,
+    custom_error_type="text_or_token_ids",
+    custom_error_message="Input should be a text, a list of token ids, or a list of either",
+)
+
+_Ids = Annotated[TokenIds, Tag("token_ids")]
+_Text = Annotated[Text, Tag("one_text")]
+_Prompt = Annotated[str, Tag("one_text")]
+_Several = Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True)
 
 TextOrTokens = Annotated[
-    Annotated[Text, Tag("one_text")]
-    | Annotated[TokenIds, Tag("token_ids")]
-    | Annotated[list[_One], Field(min_length=1, max_length=MOST_TEXTS, fail_fast=True), Tag("several")],
-    Discriminator(
-        _kind,
-        custom_error_type="text_or_token_ids",
-        custom_error_message="Input should be a text, a list of token ids, or a list of either",
-    ),
+    _Text | _Ids | Annotated[list[Annotated[_Text | _Ids, _BY_KIND_OF_ITEM]], _Several, Tag("several")], _BY_KIND
 ]
 """One text, one list of token ids, or a list of either."""
+
+Prompts = Annotated[
+    _Prompt | _Ids | Annotated[list[Annotated[_Prompt | _Ids, _BY_KIND_OF_ITEM]], _Several, Tag("several")], _BY_KIND
+]
+"""The same, with texts that may be empty: an answer begins behind the tokens that a tokenizer adds."""
 
 
 def as_list(value: str | list[int] | list[str | list[int]]) -> list[str | list[int]]:

@@ -58,6 +58,9 @@ class Mutation:
         return path.read_text(encoding="utf-8").count(self.text)
 
 
+UNSUPPORTED = "tests/service/openai/test_unsupported.py::test_cached_tokens_of_a_prompt"
+RESPONSE_TOOLS = "tests/service/openai/structure/test_response_tools.py"
+TEMPLATING = "tests/service/openai/text/test_templating.py"
 CARD = "tests/service/engine/cards/test_card.py"
 PAGED_ATTENTION = "tests/service/engine/adapter/test_paged_attention.py"
 FUSED = "tests/patches/attention/test_fused.py"
@@ -456,6 +459,26 @@ CARRIED = [
              ("tests/service/openai/text/test_first_words.py",)),
     Mutation("half a character in the prompt", "service", "self._begun_character() or ", "",
              ("tests/service/openai/text/test_first_words.py",)),
+    Mutation("a developer whom the template drops", "service", '{**message, "role": "system"} if', "message if",
+             (TEMPLATING,)),
+    Mutation("a developer whom the template knows is renamed", "service", 'return "developer" in _texts',
+             'return "" in _texts', (TEMPLATING,)),
+    Mutation("an effort that reaches no template", "service", "EFFORT: effort}", '"effort": effort}', (TEMPLATING,)),
+    Mutation("two efforts", "service", ".get(EFFORT, effort) != effort:", ".get(EFFORT, effort) is None:",
+             (TEMPLATING,)),
+    Mutation("scores that count as cached", "service",
+             "found = 0 if self._prompts[prompt].wanted.scored else ", "found = ",
+             (UNSUPPORTED,)),
+    Mutation("usage without the cache", "service", "scored else generation.cached_tokens", "scored else 0",
+             (UNSUPPORTED,)),
+    Mutation("reasoning among the tokens of a text", "service", "missing -= self._held[start][0]", "pass",
+             (f"{RESPONSE_TOOLS}::test_log_probabilities_are_of_the_text",)),
+    Mutation("empty prompts are refused", "service", '_Prompt = Annotated[str, Tag("one_text")]', "_Prompt = _Text",
+             ("tests/service/openai/test_completions.py::test_an_empty_prompt_begins_at_bos",)),
+    Mutation("a reference to an item", "service", 'raise problem("reference", STORES_NOTHING, "type")', "return {}",
+             (f"{RESPONSE_TOOLS}::test_refusals_name_the_field",)),
+    Mutation("a message that the template drops", "service", "if mark not in written)", "if not written)",
+             (TEMPLATING,)),
     Mutation("a step ahead into the same page", "patches", "is_written and (rows[:, 1] % self.page_size).all() else",
              "is_written else", (f"{AHEAD}::test_one_request_waits_for_the_host_at_edges_only",)),
     Mutation("a step that is being read, overwritten", "patches",

@@ -31,7 +31,7 @@ from service.api.responses import (
 )
 from service.engine.generation import Generation
 from service.engine.request import TokenLogprobs
-from service.inputs import Encodings, TextOrTokens, as_list
+from service.inputs import Encodings, Prompts, as_list
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 
@@ -44,10 +44,12 @@ EXAMPLE: JsonDict = {
 }
 
 
-class Prompts(KnownFields):
+class PromptsUnderEncodings(KnownFields):
     """Prompts, the encodings of each, and the length of answers."""
 
-    prompt: TextOrTokens = Field(description="A text, token ids, or a list of either.")
+    prompt: Prompts = Field(
+        description="A text, token ids, or a list of either. An empty text needs a tokenizer that adds a BOS."
+    )
     pe: Encodings = Field(
         default_factory=lambda: {"method": "default"},
         validate_default=True,
@@ -58,7 +60,7 @@ class Prompts(KnownFields):
     max_new_tokens: Annotated[int, Field(ge=1)] = 64
 
 
-class GenerateRequest(Drawing, Prompts):
+class GenerateRequest(Drawing, PromptsUnderEncodings):
     """Greedy unless ``temperature`` is above 0. The same ``seed`` draws the same noise in any company. Other batches
     round differently, so a token near a boundary may still change."""
 
@@ -103,11 +105,11 @@ async def _prepared(
     """Prompts times encodings, each with the model whose weights answer under it."""
     settings: Settings = request.app.state.settings
     set_deadline(body.timeout_s, settings)
-    check_at_most("max_new_tokens", body.max_new_tokens, settings.max_new_tokens)
+    check_at_most("max_new_tokens", body.max_new_tokens, settings, "max_new_tokens")
     body.check_tokens(served)
     given = as_list(body.prompt)
     methods = body.pe if isinstance(body.pe, list) else [body.pe]
-    check_at_most("prompt", len(given) * len(methods), settings.max_prompts, "prompts times encodings")
+    check_at_most("prompt", len(given) * len(methods), settings, "max_prompts", "prompts times encodings")
     wanted = Wanted(
         body.max_new_tokens,
         answers=1,

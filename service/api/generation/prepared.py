@@ -49,8 +49,9 @@ class Wanted:
     ``max_tokens`` came in the field ``most_param``. None is as many as the server, the API key, the context and the
     ranges of ``auto`` allow. ``answers`` counts generations, and ``scored`` says whether the prompt is scored,
     ``echoed`` whether its text is needed. Answers follow the grammar of ``structure``; their text has special tokens
-    only ``with_special_tokens``. ``alternatives`` are reported for every token, ``copies`` times where the prompt is
-    echoed. ``param`` is the field that prompts came in. ``min_tokens`` is how many tokens an answer must have room for.
+    only ``with_special_tokens``. ``alternatives``, by the field ``logprobs_param``, are reported for every token, and
+    ``copies`` times where the prompt is echoed. ``param`` is the field that prompts came in. ``min_tokens`` is how many
+    tokens an answer must have room for.
     """
 
     max_tokens: int | None
@@ -67,6 +68,7 @@ class Wanted:
     structure: Structure | None = None
     with_special_tokens: bool = False
     most_param: str = "max_tokens"
+    logprobs_param: str = "logprobs"
 
 
 class Target(NamedTuple):
@@ -217,7 +219,9 @@ async def prepare(
         own = mine, score_ticket, await _grammars(request, model, wanted, forms[model.name])
         prepared.append(PreparedPrompt(index, prompts[index], model, *chosen, wanted, *own, reserved))
     sizes = [(len(part.prompt.token_ids), wanted.answers * part.max_tokens) for part in prepared]
-    check_logprobs("logprobs", wanted.alternatives, sum(wanted.copies * prompt + new for prompt, new in sizes))
+    check_logprobs(
+        wanted.logprobs_param, wanted.alternatives, sum(wanted.copies * prompt + new for prompt, new in sizes)
+    )
     at_fault = wanted.param if of_minute < len(places) else wanted.most_param
     await reserved.charge(sum(prompt for prompt, _ in sizes), sum(new for _, new in sizes), at_fault)
     return prepared

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastapi import Request
 
@@ -88,12 +88,20 @@ def read_prompt(
     return Prompt(item, stream.text, starts)
 
 
-def check_at_most(param: str, asked: int, most: int, what: str | None = None) -> None:
+def check_at_most(
+    param: str,
+    asked: int,
+    settings: Settings,
+    setting: Literal["max_new_tokens", "max_prompts"],
+    what: str | None = None,
+) -> None:
     """Raises:
-    ApiError: when ``asked``, which is ``what``, is more than this server gives.
+    ApiError: when ``asked``, which is ``what``, is more than the ``setting`` of this server gives.
     """
+    most: int = getattr(settings, setting)
     if asked > most:
-        raise bad_request(f"{param}: {f'{what} ' if what else ''}may be at most {most} on this server", param)
+        limit = f"may be at most {most} on this server, by its setting ROPEWAY_{setting.upper()}"
+        raise bad_request(f"{param}: {f'{what} ' if what else ''}{limit}", param)
 
 
 def check_logprobs(param: str, alternatives: int | None, tokens: int) -> None:
@@ -127,7 +135,8 @@ def check_prompt(
         ApiError: when the prompt is not of this model, does not fit, or the encoding does not fit the model.
     """
     if not token_ids:
-        raise bad_request(f"{param}: holds no tokens", param)
+        message = f"{param}: holds no tokens. An empty text needs special tokens that the tokenizer adds, such as BOS"
+        raise bad_request(message, param)
     if max(token_ids) >= served.vocab_size:
         raise bad_request(f"{param}: token ids of this model are 0..{served.vocab_size - 1}", param)
     length = len(token_ids) + max_new_tokens

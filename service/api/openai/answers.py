@@ -11,14 +11,17 @@ from service.api.generation.pieces import FinishReason
 from service.api.responses import AutoChoice
 
 
+class PromptTokensDetails(BaseModel):
+    """``cached_tokens`` of the prompts were in the prefix cache for every answer."""
+
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-
-    @classmethod
-    def of(cls, prompt: int, completion: int) -> Usage:
-        return cls(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+    prompt_tokens_details: PromptTokensDetails
 
 
 class LegacyLogprobs(BaseModel):

@@ -29,6 +29,8 @@ from service.api.openai.answers import (
 from service.api.openai.conversation import Conversation, Part, prepared_conversation
 from service.api.openai.schemas import ChatRequest
 from service.api.openai.tools.reading import Call
+from service.api.openai.usage import TokensUsed
+from service.engine.generation import Generation
 
 router = APIRouter(tags=["openai"], route_class=Route)
 
@@ -53,7 +55,7 @@ class _Answer:
     def __init__(self, body: ChatRequest, conversation: Conversation) -> None:
         self._body, self._conversation, self._prepared = body, conversation, conversation.prepared
         self._names = TokenNames(conversation.name.served.tokenizer)
-        self._completion_tokens = 0
+        self._used = TokensUsed([conversation.prepared])
         self._frame = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -62,7 +64,7 @@ class _Answer:
 
     async def whole(self) -> Chat:
         choices = await together(self._choice(index) for index in range(self._body.n))
-        return Chat(**self._frame, choices=choices, usage=self._usage(self._completion_tokens))
+        return Chat(**self._frame, choices=choices, usage=self._used.usage())
 
     async def _choice(self, index: int) -> ChatChoice:
         parts = [part async for part in self._parts(index)]
@@ -91,23 +93,23 @@ class _Answer:
             emit(chunk)
 
         async def one_choice(index: int) -> None:
-            frame, tokens, calls = {"index": index, "logprobs": None, "finish_reason": None}, 0, 0
+            frame, so_far, calls = {"index": index, "logprobs": None, "finish_reason": None}, Generation(), 0
 
             def send_one(**parts: Any) -> None:
-                send([{**frame, **parts}], self._usage(tokens) if streams.continuous_usage_stats else None)
+                send([{**frame, **parts}], self._used.so_far(so_far) if streams.continuous_usage_stats else None)
 
             content = None if self._conversation.offer.must else ""  # as OpenAI begins calls and texts
             send_one(delta={"role": "assistant", "content": content})
             async with aclosing(self._parts(index)) as parts:
                 async for part in parts:
-                    tokens = len(part.piece.generation.token_ids)
+                    so_far = part.piece.generation
                     for fields in self._deltas(part, calls):
                         send_one(**fields)
                     calls += len(part.said.calls)
 
         await together(one_choice(index) for index in range(self._body.n))
         if streams.include_usage:
-            send([], self._usage(self._completion_tokens))
+            send([], self._used.usage())
 
     def _deltas(self, part: Part, calls: int) -> Iterator[dict[str, Any]]:
         """Fields of the chunks of one part, which comes behind ``calls`` calls."""
@@ -130,12 +132,9 @@ class _Answer:
             async for part in parts:
                 yield part
                 if part.finish_reason is not None:
-                    self._completion_tokens += len(part.piece.generation.token_ids)
+                    self._used.add(part.piece.generation)
 
     def _logprobs(self, pieces: list[Piece]) -> ChatLogprobs | None:
         if not self._body.logprobs:
             return None
         return logprobs.chat([token for piece in pieces for token in piece.tokens], self._names)
-
-    def _usage(self, completion_tokens: int) -> Usage:
-        return Usage.of(len(self._prepared.prompt.token_ids), completion_tokens)

@@ -23,6 +23,7 @@ from service.api.openai import logprobs
 from service.api.openai.answers import Completion, CompletionChoice, LegacyLogprobs, Usage
 from service.api.openai.names import Named, named
 from service.api.openai.schemas import CompletionRequest
+from service.api.openai.usage import TokensUsed
 from service.api.quotas import set_deadline
 from service.evaluation.scoring.token_scores import TokenScores
 from service.inputs import as_list
@@ -40,9 +41,9 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     set_deadline(body.timeout_s, settings)
     name = named(request.app.state.models, body.model, body.pe)
     given = as_list(body.prompt)
-    check_at_most("max_tokens", body.max_tokens, settings.max_new_tokens)
+    check_at_most("max_tokens", body.max_tokens, settings, "max_new_tokens")
     body.check_tokens(name.target.model)
-    check_at_most("n" if body.n > 1 else "prompt", len(given) * body.n, settings.max_prompts, "prompts times n")
+    check_at_most("n" if body.n > 1 else "prompt", len(given) * body.n, settings, "max_prompts", "prompts times n")
     answers = 0 if body.max_tokens == 0 or body.scores_answer else body.n
     wanted = Wanted(
         body.max_tokens,
@@ -73,13 +74,13 @@ class _Answer:
         self._body, self._prompts, self._score_chunk = body, prompts, settings.score_chunk
         self._workers: Workers = request.app.state.workers
         self._names = TokenNames(name.served.tokenizer)
-        self._completion_tokens = 0
+        self._used = TokensUsed(prompts)
         self._frame = {"id": f"cmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": name.name}
 
     async def whole(self) -> Completion:
         per_prompt = await together(self._choices(i) for i in range(len(self._prompts)))
         choices = [choice for choices in per_prompt for choice in choices]
-        return Completion(**self._frame, choices=choices, usage=self._usage())
+        return Completion(**self._frame, choices=choices, usage=self._used.usage())
 
     async def stream(self, emit: Emit) -> None:
         left_out: dict[str, Any] = {"choices": {"__all__": {"prompt_logprobs"}}}
@@ -97,17 +98,16 @@ class _Answer:
             await together(one_choice(position, choice, scores) for choice in range(self._body.n))
 
         async def one_choice(position: int, choice: int, scores: TokenScores | None) -> None:
-            prompt_tokens = len(self._prompts[position].prompt.token_ids)
             async with aclosing(self._pieces(position, choice, scores)) as pieces:
                 async for piece in pieces:
                     if piece.text or piece.tokens or piece.finish_reason:
-                        so_far = Usage.of(prompt_tokens, len(piece.generation.token_ids))
+                        so_far = self._used.so_far(piece.generation, position)
                         shown = so_far if streams.continuous_usage_stats else None
                         send(await self._rendered(position, choice, [piece]), shown)
 
         await together(one_prompt(i) for i in range(len(self._prompts)))
         if streams.include_usage:
-            send(None, self._usage())
+            send(None, self._used.usage())
 
     async def _choices(self, position: int) -> list[CompletionChoice]:
         scores = await self._scores(self._prompts[position])
@@ -149,7 +149,7 @@ class _Answer:
         async with aclosing(steps) as pieces:
             async for piece in pieces:
                 if piece.finish_reason is not None:
-                    self._completion_tokens += len(piece.generation.token_ids)
+                    self._used.add(piece.generation, position)
                 yield piece
 
     async def _prompt_tokens(self, prompt: Prompt, scores: TokenScores | None) -> list[Token]:
@@ -179,10 +179,7 @@ class _Answer:
     def shown(self) -> int:
         """Number of log-probabilities in the answer, about."""
         prompt = sum(each.wanted.copies * len(each.prompt.token_ids) for each in self._prompts)
-        return (prompt + self._completion_tokens) * (1 + (self._body.alternatives or 0))
-
-    def _usage(self) -> Usage:
-        return Usage.of(sum(len(each.prompt.token_ids) for each in self._prompts), self._completion_tokens)
+        return (prompt + self._used.completion) * (1 + (self._body.alternatives or 0))
 
 
 async def _once(piece: Piece) -> AsyncGenerator[Piece]:

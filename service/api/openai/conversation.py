@@ -69,8 +69,8 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
     set_deadline(body.timeout_s, settings)
     name = named(request.app.state.models, body.model, body.pe)
     field, most = body.most_tokens
-    check_at_most(field, most or 1, settings.max_new_tokens)
-    check_at_most("n", body.answers, settings.max_prompts)
+    check_at_most(field, most or 1, settings, "max_new_tokens")
+    check_at_most("n", body.answers, settings, "max_prompts")
     body.check_tokens(name.target.model)
     offer = body.offer
     offer.check(name.served)
@@ -86,6 +86,7 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
         body.stops(),
         param=body.PARAM,
         alternatives=body.alternatives,
+        logprobs_param=body.LOGPROBS_PARAM,
         add_special_tokens=body.special_tokens(name.served),
         min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,

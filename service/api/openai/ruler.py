@@ -18,7 +18,6 @@ from service.api.http.routing import Route
 from service.api.openai.body import Body
 from service.api.openai.names import named
 from service.api.openai.schemas import PROMPT, ModelName, OpenAIDrawing, example
-from service.inputs import Text
 from service.policy.auto import Encoding
 from service.settings import Settings
 
@@ -30,7 +29,7 @@ NewTokens = Annotated[int, Field(ge=1)]
 class VllmRequest(OpenAIDrawing):
     model_config = example(prompt=PROMPT, max_tokens=24, temperature=0)
 
-    prompt: Text
+    prompt: str
     max_tokens: NewTokens = 16
     model: ModelName | None = None
     pe: Encoding | None = None
@@ -43,7 +42,7 @@ class SglangSampling(OpenAIDrawing):
 class SglangRequest(Body):
     model_config = example(text=PROMPT, sampling_params={"max_new_tokens": 24, "temperature": 0})
 
-    text: Text
+    text: str
     sampling_params: SglangSampling = SglangSampling()
     model: ModelName | None = None
     pe: Encoding | None = None
@@ -78,7 +77,7 @@ async def ruler_generate(body: RulerRequest, request: Request) -> RulerAnswer:
     else:
         drawing, given, param = body.sampling_params, body.text, "text"
         limit, max_tokens, within = "max_new_tokens", body.sampling_params.max_new_tokens, "sampling_params."
-    check_at_most(within + limit, max_tokens, settings.max_new_tokens)
+    check_at_most(within + limit, max_tokens, settings, "max_new_tokens")
     drawing.check_tokens(name.target.model, within)
     check_min_tokens(drawing.min_tokens, max_tokens, within)
     structure = drawing.structure()

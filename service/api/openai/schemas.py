@@ -16,12 +16,13 @@ from service.api.generation.drawing import Drawing, Seed
 from service.api.generation.structure import Structure
 from service.api.openai.body import Body
 from service.api.openai.formats import ResponseFormat
-from service.api.openai.messages import Messages, Templating
+from service.api.openai.messages import Messages
+from service.api.openai.templating import Effort, Templating
 from service.api.openai.tools.offer import Offer
 from service.api.openai.tools.schemas import ToolChoice, Tools
 from service.api.openai.unsupported import only
 from service.errors import bad_request
-from service.inputs import TextOrTokens
+from service.inputs import Prompts
 from service.policy.auto import Encoding
 
 ModelName = Annotated[str, Field(max_length=1024)]
@@ -132,8 +133,9 @@ class CompletionRequest(GenerationBody):
 
     model_config = example(prompt=PROMPT, pe=SHORT, max_tokens=24, temperature=0)
 
-    prompt: TextOrTokens = Field(
-        description="A text, token ids, or a list of either. Texts get what the tokenizer adds; token ids get nothing."
+    prompt: Prompts = Field(
+        description="A text, token ids, or a list of either. Texts get what the tokenizer adds; token ids get nothing. "
+        "An empty text needs a tokenizer that adds a BOS."
     )
     max_tokens: Annotated[int, Field(ge=0)] = Field(16, description="0 only with `echo` or `prompt_logprobs`.")
     echo: bool = Field(False, description="Put the prompt before the answer, in `text` and in `logprobs`.")
@@ -172,9 +174,13 @@ class CompletionRequest(GenerationBody):
 
 
 class ConversationBody(Templating, Asked, ABC):
-    """Fields of routes that answer conversations. ``PARAM`` is the field of the messages."""
+    """Fields of routes that answer conversations.
+
+    ``PARAM`` is the field of the messages, and ``LOGPROBS_PARAM`` the one that asks for log-probabilities.
+    """
 
     PARAM: ClassVar[str]
+    LOGPROBS_PARAM: ClassVar[str] = "logprobs"
 
     parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
 
@@ -231,6 +237,7 @@ class ChatRequest(ConversationBody, GenerationBody):
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="The older name of the same.")
     logprobs: bool = False
     top_logprobs: Alternatives | None = Field(None, description="Alternatives per token; needs `logprobs`.")
+    reasoning_effort: Effort | None = Field(None, description="For chat templates that read this variable.")
 
     tools: Tools | None = Field(None, description="Functions of the client, which the model may call.")
     tool_choice: ToolChoice | None = Field(
@@ -262,6 +269,11 @@ class ChatRequest(ConversationBody, GenerationBody):
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
+
+    @property
+    @override
+    def effort(self) -> tuple[str, str | None]:
+        return "reasoning_effort", self.reasoning_effort
 
     @property
     @override

@@ -12,9 +12,10 @@ from service.api.files import json_response
 from service.api.generation.prompts import prompts_of
 from service.api.http.routing import Route
 from service.api.openai.body import Body
-from service.api.openai.messages import Messages, Templating
+from service.api.openai.messages import Messages
 from service.api.openai.names import named
 from service.api.openai.schemas import PROMPT, ModelName, example
+from service.api.openai.templating import Templating
 from service.api.openai.tools.offer import Offer
 from service.api.openai.tools.schemas import Tools
 from service.api.quotas import admit

@@ -54,10 +54,21 @@ NOT_SUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = dict.fromkeys(
 """Fields of a message. Clients store an answer with all of them, and nothing in them."""
 
 
+INSTEAD = {
+    "guided_choice": "structured_outputs.choice does it",
+    "guided_grammar": "structured_outputs has json, json_object, regex and choice",
+    "guided_json": "structured_outputs.json does it",
+    "guided_regex": "structured_outputs.regex does it",
+    "reasoning_effort": "conversations take it in chat_template_kwargs",
+}
+"""The ways here to what some of these fields ask for."""
+
+
 def not_supported(name: str, neutral: object = None) -> str:
     """The refusal of a field; ``neutral`` is its value without effect, if it has one."""
     instead = "" if neutral is None else f" (or send {json.dumps(neutral)})"
-    return f"{name} is not supported by this server; leave it out{instead}"
+    way = f". {INSTEAD[name]}" if name in INSTEAD else ""
+    return f"{name} is not supported by this server; leave it out{instead}{way}"
 
 
 def only(*neutral: Any) -> BeforeValidator:

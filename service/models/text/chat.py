@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, TemplateError, TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
+from jinja2.nodes import Const, Template
 
 PLAIN = (Path(__file__).parent / "plain.jinja").read_text(encoding="utf-8")
 """Turns as paragraphs, each under the name of its role: what text models have read of conversations. It writes no
@@ -60,9 +62,53 @@ def takes_tools(tokenizer: Any) -> bool:
     return "tools" in _variables(tokenizer.get_chat_template(tools=[{}]))
 
 
+def reads_developer(tokenizer: Any, tools: Sequence[dict[str, Any]] = ()) -> bool:
+    """True if the tokenizer's template has a rule for the role ``developer``."""
+    return "developer" in _texts(tokenizer.get_chat_template(tools=list(tools) or None))
+
+
+Messages = list[dict[str, Any]]
+
+MARK = re.compile(r"text\d+end")
+
+
+def first_dropped(messages: Messages, render: Callable[[Messages], str]) -> dict[str, Any] | None:
+    """The first message whose text ``render`` leaves out wherever it is: a template without a rule for its role.
+
+    Each text becomes a mark, so texts that a template trims or spells otherwise are found too. Beside calls a text may
+    go: Llama 3.1 writes the calls alone.
+    """
+    marks = {
+        place: f"text{place}end"
+        for place, message in enumerate(messages)
+        if message["content"].strip() and not message.get("tool_calls")
+    }
+    marked = [{**message, "content": marks.get(place, message["content"])} for place, message in enumerate(messages)]
+    try:
+        written = set(MARK.findall(render(marked)))
+    except Exception:  # a template that checks texts has had the real ones
+        return None
+    return next((messages[place] for place, mark in marks.items() if mark not in written), None)
+
+
 @lru_cache(maxsize=16)
 def _variables(template: str) -> set[str]:
     """Names that ``template`` reads and does not set."""
-    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    environment = _environment()
+    return find_undeclared_variables(_parsed(template, environment)) - set(environment.globals)
+
+
+@lru_cache(maxsize=16)
+def _texts(template: str) -> frozenset[str]:
+    """Constants of ``template`` that are text."""
+    constants = (node.value for node in _parsed(template, _environment()).find_all(Const))
+    return frozenset(value for value in constants if isinstance(value, str))
+
+
+def _environment() -> Environment:
+    return Environment(extensions=["jinja2.ext.loopcontrols"])
+
+
+def _parsed(template: str, environment: Environment) -> Template:
     known_tags = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)  # a tag of transformers, for training
-    return find_undeclared_variables(environment.parse(known_tags)) - set(environment.globals)
+    return environment.parse(known_tags)

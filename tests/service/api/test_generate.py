@@ -182,7 +182,7 @@ def test_stop_strings_end_and_are_left_out(client: httpx.Client) -> None:
         ({"pe": []}, "pe", "at least 1"),
         ({"pe": {"method": "longrope", "short_factor": [1.0], "long_factor": [2.0]}}, "pe", "8 rotary pairs"),
         ({"pe": {"method": "yarn", "factor": 2}, "model": "tiny-alibi"}, "pe", "without rotary"),
-        ({"prompt": ""}, "prompt", "at least 1 character"),
+        ({"prompt": ["a", []]}, "prompt.1", "at least 1"),
         ({"stop": [""]}, "stop.0", "at least 1 character"),
         ({"stream": "perhaps"}, "stream", "must be true or false, not 'perhaps'"),
         ({"prompt": []}, "prompt", "at least 1"),

@@ -22,7 +22,8 @@ TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
     "<{{ message.role }}>{{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% if mood %}{{ mood }}: {% endif %}{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% if mood %}{{ mood }}: {% endif %}"
+    "{% if reasoning_effort %}{{ reasoning_effort }}! {% endif %}{% endif %}"
 )
 
 ENDS = [5, 6, 7, 8]
@@ -107,6 +108,11 @@ def answer(http: httpx.Client, path: str = "/v1/completions", **body: Any) -> di
     assert reply.status_code == 200, reply.text
     found: dict[str, Any] = reply.json()
     return found
+
+
+def counts(usage: dict[str, Any]) -> dict[str, Any]:
+    """Usage without the tokens that happened to be cached."""
+    return {name: value for name, value in usage.items() if name != "prompt_tokens_details"}
 
 
 def chunks(http: httpx.Client, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import torch
 
 from service.api.generation.token_names import TokenNames
 from tests.service.conftest import TEXT
-from tests.service.openai.conftest import ENDS, answer, chunks, plain_logprobs
+from tests.service.openai.conftest import ENDS, answer, chunks, counts, plain_logprobs
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 SCORING: dict[str, Any] = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
@@ -30,6 +30,7 @@ def test_the_four_kinds_of_prompt(http: httpx.Client, tokenizer: Any) -> None:
         "prompt_tokens": len(ids[0]) + len(ids[1]),
         "completion_tokens": 24,
         "total_tokens": len(ids[0]) + len(ids[1]) + 24,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     assert [answer(http, prompt=p, **GREEDY)["choices"][0]["text"] for p in (texts[0], ids[1])] == by_texts
 
@@ -140,7 +141,7 @@ def test_a_stream_adds_up_to_the_answer(http: httpx.Client) -> None:
     whole = answer(http, **body)
     got = chunks(http, **body, stream_options={"include_usage": True})
     assert got[-1]["choices"] == []
-    assert got[-1]["usage"] == whole["usage"]
+    assert counts(got[-1]["usage"]) == counts(whole["usage"])
     assert all(chunk["usage"] is None for chunk in got[:-1])
     assert len({chunk["id"] for chunk in got}) == 1
     for choice in whole["choices"]:
@@ -186,7 +187,12 @@ def test_a_context_that_is_too_long_is_refused_before_a_stream_opens(http: httpx
 @pytest.mark.parametrize(
     ("change", "param", "says"),
     [
-        ({"prompt": ""}, "prompt", "at least 1"),
+        (
+            {"prompt": "", "add_special_tokens": False},
+            "prompt",
+            "needs special tokens that the tokenizer adds, such as BOS",
+        ),
+        ({"prompt": ["a", ""], "add_special_tokens": False}, "prompt", "holds no tokens"),
         ({"prompt": [384]}, "prompt", "0..383"),
         ({"prompt": None}, "prompt", "required"),
         ({"max_tokens": 0}, "max_tokens", "without echo"),
@@ -266,6 +272,25 @@ def test_parts_of_characters_have_names_of_their_own(http: httpx.Client, tokeniz
 def test_every_token_has_one_name(tokenizer: Any) -> None:
     names = TokenNames(tokenizer)
     assert len({names(token_id) for token_id in range(len(tokenizer))}) == len(tokenizer)
+
+
+def test_an_empty_prompt_begins_at_bos(http: httpx.Client) -> None:
+    """An empty prompt is the tokens that the tokenizer adds, also beside others, and where the prompt is scored."""
+    fields: dict[str, Any] = {**GREEDY, "logprobs": 1}
+    begun = answer(http, prompt=[0], **fields)["choices"][0]
+    assert answer(http, prompt="", **fields)["choices"][0] == begun
+    assert answer(http, prompt=["The", ""], **GREEDY)["choices"][1]["text"] == begun["text"]
+    scored = answer(http, prompt="", **fields, echo=True)["choices"][0]
+    assert (scored["text"], scored["logprobs"]["token_logprobs"][0]) == (begun["text"], None)
+    assert scored["logprobs"]["tokens"] == ["<bos>", *begun["logprobs"]["tokens"]]
+    same = http.post("/generate", json={"prompt": ["", [0]], "max_new_tokens": 12}).json()["results"]
+    assert [result["text"] for result in same] == [begun["text"]] * 2
+    for body in ({"prompt": ""}, {"text": ""}):
+        limit = (
+            {"max_tokens": 12} if "prompt" in body else {"sampling_params": {"max_new_tokens": 12, "temperature": 0}}
+        )
+        put = http.put("/generate", json={**body, **limit, **({"temperature": 0} if "prompt" in body else {})})
+        assert put.json()["text"] in (begun["text"], [begun["text"]])
 
 
 def test_a_client_that_leaves_ends_its_scoring(http: httpx.Client) -> None:

@@ -37,7 +37,8 @@ def test_it_answers_as_a_chat_does(client: openai.OpenAI, http: httpx.Client) ->
     assert got.output_text == same["choices"][0]["message"]["content"]
     assert (got.model_extra or {})["pe"] == same["choices"][0]["pe"]
     assert got.usage is not None
-    assert [got.usage.input_tokens, got.usage.output_tokens, got.usage.total_tokens] == [*same["usage"].values()]
+    counts = got.usage.input_tokens, got.usage.output_tokens, got.usage.total_tokens
+    assert counts == tuple(same["usage"][f"{kind}_tokens"] for kind in ("prompt", "completion", "total"))
     assert (got.status, got.model, got.max_output_tokens) == ("incomplete", "tiny@ntk:2", 12)
     assert got.incomplete_details is not None
     assert got.incomplete_details.reason == "max_output_tokens"
@@ -103,6 +104,9 @@ def test_a_stream_adds_up_to_the_answer(client: openai.OpenAI) -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id", "not supported"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format", "the type text, json_object or json_schema"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "not supported"),
+        ({"include": ["message.input_image.image_url"]}, "include.0", "'message.output_text.logprobs'"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary", "not supported by this server; leave it out"),
+        ({"reasoning": {"effort": "some"}}, "reasoning.effort", "'minimal'"),
         ({"store": True}, "store", "(or send false)"),
         ({"n": 2}, "n", "unknown field"),
         ({"chat_template_kwargs": {"moood": 1}}, "chat_template_kwargs", "did you mean mood?"),
@@ -151,6 +155,39 @@ def test_a_failure_in_a_stream_is_a_typed_event(client: openai.OpenAI, http: htt
     assert last["sequence_number"] > 3
     with pytest.raises(openai.APIError, match="not finished within"):
         list(client.responses.create(**asked, stream=True, extra_body=extra))
+
+
+LOGPROBS: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+
+
+def test_log_probabilities_are_those_of_a_chat(client: openai.OpenAI, http: httpx.Client) -> None:
+    asked: dict[str, Any] = {
+        "model": "tiny@ntk:2",
+        "input": "The 3 ropes?",
+        "max_output_tokens": 12,
+        **GREEDY,
+        **LOGPROBS,
+    }
+    got = client.responses.create(**asked)
+    same = chat(http, MESSAGES[1:], model="tiny@ntk:2", logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]
+    (part,) = got.output[0].content  # type: ignore[union-attr]
+    assert [token.model_dump() for token in part.logprobs] == same["content"]  # type: ignore[union-attr]
+    assert (len(same["content"]), got.top_logprobs) == (12, 2)
+    with client.responses.create(**asked, stream=True) as stream:
+        events = list(stream)
+    assert events[-1].response.output[0].content == [part]
+    streamed = [token for event in events if event.type == "response.output_text.delta" for token in event.logprobs]
+    (done,) = [event.logprobs for event in events if event.type == "response.output_text.done"]
+    for tokens in (streamed, done):
+        assert [(token.token, token.logprob) for token in tokens] == [
+            (token["token"], token["logprob"]) for token in same["content"]
+        ]
+    back: Any = [{"role": "user", "content": "The 3 ropes?"}, *(item.model_dump() for item in got.output)]
+    client.responses.create(**{**asked, "input": back})
+    reply = http.post(PATH, json={"input": "a", "top_logprobs": 1})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "top_logprobs")
+    few = client.responses.create(**{**asked, "top_logprobs": 0})
+    assert [token.top_logprobs for token in few.output[0].content[0].logprobs] == [[]] * 12  # type: ignore[union-attr]
 
 
 def test_hints_come_back(http: httpx.Client) -> None:

@@ -55,7 +55,7 @@ def test_an_encoding_can_be_chosen(http: httpx.Client) -> None:
         ({}, "prompt"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "a", "surprise": 1}, "surprise"),
-        ({"text": ""}, "text"),
+        ({"text": 4}, "text"),
         ({"text": "a", "prompt": "a"}, "prompt"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 9999}}, "sampling_params.max_new_tokens"),
         ({"text": "a", "sampling_params": {"max_tokens": 1}}, "sampling_params.max_tokens"),

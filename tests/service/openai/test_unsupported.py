@@ -37,6 +37,8 @@ def test_anything_else_is_refused_by_name(http: httpx.Client, path: str) -> None
         error = http.post(path, json={**BODIES[path], name: ["something"]}).json()["error"]
         assert error["param"] == name
         assert error["message"].startswith(f"{name} is not supported by this server; leave it out")
+        does = f"structured_outputs.{name.removeprefix('guided_')} does it"
+        assert error["message"].endswith(does) == (name in {"guided_choice", "guided_json", "guided_regex"})
 
 
 def test_a_field_inside_is_named_once(http: httpx.Client) -> None:
@@ -49,6 +51,34 @@ def test_a_field_inside_is_named_once(http: httpx.Client) -> None:
 def test_a_near_name_is_no_advice_for_a_field_of_others(http: httpx.Client) -> None:
     reply = http.post("/v1/completions", json={**BODIES["/v1/completions"], "max_completion_tokens": 3})
     assert reply.json()["error"]["message"] == "max_completion_tokens is not supported by this server; leave it out"
+
+
+@pytest.mark.parametrize("path", [*BODIES, "/v1/responses"])
+def test_cached_tokens_of_a_prompt(http: httpx.Client, path: str) -> None:
+    text, new = f"{path} " * 40, {"max_output_tokens" if path == "/v1/responses" else "max_tokens": 2}
+    given = {
+        "/v1/completions": {"prompt": [text, text[:9]]},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": text}]},
+        "/v1/responses": {"input": text},
+    }
+
+    def cached(**fields: Any) -> int:
+        usage = answer(http, path, **given[path], **new, **fields)["usage"]
+        kind = "input" if path == "/v1/responses" else "prompt"
+        assert usage[f"{kind}_tokens_details"]["cached_tokens"] < usage[f"{kind}_tokens"]
+        return int(usage[f"{kind}_tokens_details"]["cached_tokens"])
+
+    assert cached() == 0
+    found = cached()
+    assert found > 64
+    if path in BODIES:
+        assert cached(n=2, temperature=1) == found, "a prompt counts once"
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        for chunk in chunks(http, path, **given[path], **new, stream_options=options)[-3:]:
+            assert chunk["usage"]["prompt_tokens_details"]["cached_tokens"] in (found, 0)
+        assert chunk["usage"]["prompt_tokens_details"]["cached_tokens"] == found
+    if path == "/v1/completions":
+        assert cached(echo=True, logprobs=0) == 0, "scores read it all"
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -6,17 +6,25 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from typing_extensions import override
 
+from patches import problem
+from service.api.openai.answers import ChatToken
 from service.api.openai.body import Body
 from service.api.openai.messages import MOST_MESSAGES
 from service.api.openai.tools.schemas import MOST_ARGUMENTS, read_arguments
 from service.inputs import one_or_several
 
 NOT_USED = "Accepted and not used."
+STORES_NOTHING = (
+    "this server stores no items, so none can be referred to. Send the item itself; clients do that with store: false"
+)
 Status = Literal["in_progress", "completed", "incomplete"]
 Id = Annotated[str, Field(max_length=256)]
+
+MAX_SHOWN = 64
+"""Characters of a type that an error repeats."""
 
 
 class InputItem(Body):
@@ -32,12 +40,11 @@ class InputItem(Body):
 
 
 class InputPart(Body):
-    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **{"annotations": ([],), "logprobs": ([],), "prompt_cache_breakpoint": ()}
-    }
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**{"annotations": ([],), "prompt_cache_breakpoint": ()}}
 
     type: Literal["input_text", "output_text"]
     text: str
+    logprobs: list[Any] | None = Field(None, description=NOT_USED)
 
 
 Content = Annotated[
@@ -113,11 +120,30 @@ class InputReasoning(InputItem):
         return {"role": "assistant", "content": "", "reasoning_content": "".join(part.text for part in self.content)}
 
 
+KINDS = {
+    "message": "a_message",
+    "function_call": "a_call",
+    "function_call_output": "a_result",
+    "reasoning": "a_reason",
+}
+"""Tags of items by their type."""
+
+
 def _kind(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return {"function_call": "a_call", "function_call_output": "a_result", "reasoning": "a_reason"}.get(
-        str(kind), "a_message"
-    )
+    return KINDS.get(str(kind), "a_message")
+
+
+def _known(value: Any) -> Any:
+    """Refuses items of other types; one with nothing but an ``id`` is a reference."""
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("type")
+    if kind == "item_reference" or (kind is None and value.keys() <= {"id", "type"} and "id" in value):
+        raise problem("reference", STORES_NOTHING, "type")
+    if kind is not None and str(kind) not in KINDS:
+        raise problem("item_type", f"must be one of {', '.join(KINDS)}, not {str(kind)[:MAX_SHOWN]!r}", "type")
+    return value
 
 
 AnyInputItem = Annotated[
@@ -126,6 +152,7 @@ AnyInputItem = Annotated[
     | Annotated[FunctionCallOutput, Tag("a_result")]
     | Annotated[InputReasoning, Tag("a_reason")],
     Discriminator(_kind),
+    BeforeValidator(_known),
 ]
 
 Input = Annotated[
@@ -159,7 +186,7 @@ class OutputText(BaseModel):
     type: Literal["output_text"] = "output_text"
     text: str = ""
     annotations: list[Any] = []
-    logprobs: list[Any] = []
+    logprobs: list[ChatToken] = []
 
 
 class OutputMessage(BaseModel):

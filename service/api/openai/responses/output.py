@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+from service.api.openai.answers import ChatToken
 from service.api.openai.responses.items import (
     OutputCall,
     OutputItem,
@@ -37,16 +39,18 @@ class Items:
         assert isinstance(self._open, OutputMessage)
         return self._open
 
-    def add(self, said: Said) -> None:
-        """A part of the answer."""
+    def add(self, said: Said, logprobs: Sequence[ChatToken] = ()) -> None:
+        """A part of the answer, with ``logprobs`` of its text. Behind a text they may come alone."""
         if said.reasoning:
             reasoning = self._open_reasoning()
             reasoning.content[0].text += said.reasoning
             self._send("reasoning_text.delta", **self._place(reasoning), delta=said.reasoning)
-        if said.text:
+        if said.text or (logprobs and isinstance(self._open, OutputMessage)):
             message = self.open_message()
             message.content[0].text += said.text
-            self._send("output_text.delta", **self._place(message), delta=said.text, logprobs=[])
+            message.content[0].logprobs.extend(logprobs)
+            shown = [token.model_dump() for token in logprobs]
+            self._send("output_text.delta", **self._place(message), delta=said.text, logprobs=shown)
         for call in said.calls:
             self._close("completed")
             self._call(call)
@@ -78,7 +82,8 @@ class Items:
         item.status = status
         text = {"text": item.content[0].text}
         if isinstance(item, OutputMessage):
-            self._send("output_text.done", **self._place(item), **text, logprobs=[])
+            shown = [token.model_dump() for token in item.content[0].logprobs]
+            self._send("output_text.done", **self._place(item), **text, logprobs=shown)
         else:
             self._send("reasoning_text.done", **self._place(item), **text)
         self._send("content_part.done", **self._place(item), part=item.content[0].model_dump())

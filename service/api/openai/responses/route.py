@@ -10,10 +10,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from service.api.generation.token_names import TokenNames
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
-from service.api.openai.conversation import Conversation, prepared_conversation
+from service.api.openai import logprobs
+from service.api.openai.answers import ChatToken
+from service.api.openai.conversation import Conversation, Part, prepared_conversation
 from service.api.openai.responses.items import OutputItem, Status
+from service.api.openai.responses.logprobs import TextTokens
 from service.api.openai.responses.output import Items, Send
 from service.api.openai.responses.schemas import (
     CachedTokens,
@@ -24,6 +28,7 @@ from service.api.openai.responses.schemas import (
     ResponseUsage,
 )
 from service.api.openai.tools.reading import PlainReader
+from service.api.openai.usage import TokensUsed
 from service.engine.generation import Generation
 
 router = APIRouter(tags=["openai"], route_class=Route)
@@ -32,6 +37,7 @@ router = APIRouter(tags=["openai"], route_class=Route)
 @router.post("/v1/responses", response_model=ResponseObject, responses={200: {"content": {"text/event-stream": {}}}})
 async def respond(body: ResponsesRequest, request: Request) -> Response | ResponseObject:
     """Answer a text or a conversation."""
+    body.check()
     answer = _Answer(body, await prepared_conversation(body, request))
     if body.stream:
         return event_stream(answer.stream, answer.failed)
@@ -44,19 +50,26 @@ class _Answer:
     def __init__(self, body: ResponsesRequest, conversation: Conversation) -> None:
         self._body, self._conversation = body, conversation
         self._id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
+        self._names = TokenNames(conversation.name.served.tokenizer)
+        self._tokens = TextTokens()
         self._sent = self._reasoning = 0
 
     async def whole(self, send: Send = lambda kind, **fields: None) -> ResponseObject:
         """The response at its end; ``send`` gets the events of its items."""
-        items = Items(send)
+        items, sampling = Items(send), self._body.sampling(0, self._body.alternatives)
         if isinstance(self._conversation.readers[0], PlainReader):
             items.open_message()
-        async with aclosing(self._conversation.parts(0, self._body.sampling())) as parts:
+        async with aclosing(self._conversation.parts(0, sampling)) as parts:
             async for part in parts:
-                items.add(part.said)
+                items.add(part.said, self._logprobs(part))
                 self._reasoning += len(part.piece.tokens) if part.said.reasoning else 0
         status: Status = "incomplete" if part.finish_reason == "length" else "completed"
         return self._response(status, items.closed(status), part.piece.generation)
+
+    def _logprobs(self, part: Part) -> list[ChatToken]:
+        if self._body.alternatives is None:
+            return []
+        return logprobs.chat(self._tokens.take(part.piece, part.said), self._names).content
 
     async def stream(self, emit: Emit) -> None:
         def send(kind: str, **fields: Any) -> None:
@@ -88,12 +101,14 @@ class _Answer:
             model=self._conversation.name.name,
             parallel_tool_calls=body.parallel_tool_calls is not False,
             prompt_cache_key=body.prompt_cache_key,
+            reasoning={"effort": body.reasoning.effort, "summary": None},
             safety_identifier=body.safety_identifier,
             output=output,
             temperature=body.temperature,
             text=body.text.echoed(),
             tool_choice=choice if isinstance(choice, str) else choice.model_dump(),
             tools=[tool.model_dump() for tool in body.tools or []],
+            top_logprobs=body.top_logprobs or 0,
             top_p=body.top_p,
             usage=None if generation is None else self._usage(generation),
             user=body.user,
@@ -102,11 +117,11 @@ class _Answer:
         )
 
     def _usage(self, generation: Generation) -> ResponseUsage:
-        prompt, new = len(self._conversation.prepared.prompt.token_ids), len(generation.token_ids)
+        used = TokensUsed([self._conversation.prepared]).so_far(generation)
         return ResponseUsage(
-            input_tokens=prompt,
-            input_tokens_details=CachedTokens(cached_tokens=generation.cached_tokens),
-            output_tokens=new,
+            input_tokens=used.prompt_tokens,
+            input_tokens_details=CachedTokens(cached_tokens=used.prompt_tokens_details.cached_tokens),
+            output_tokens=used.completion_tokens,
             output_tokens_details=ReasoningTokens(reasoning_tokens=self._reasoning),
-            total_tokens=prompt + new,
+            total_tokens=used.total_tokens,
         )

@@ -9,13 +9,30 @@ from pydantic import BaseModel, Field
 from typing_extensions import override
 
 from service.api.generation.structure import Structure
+from service.api.openai.body import Body
 from service.api.openai.formats import TextOptions
 from service.api.openai.responses.items import Input, OutputItem, Status, conversation_of
-from service.api.openai.schemas import SHORT, ConversationBody, example
+from service.api.openai.schemas import SHORT, Alternatives, ConversationBody, example
+from service.api.openai.templating import Effort
 from service.api.openai.tools.offer import Offer
 from service.api.openai.tools.schemas import FlatToolChoice, FlatTools
 from service.api.openai.unsupported import NOT_SUPPORTED
 from service.api.responses import AutoChoice
+from service.errors import bad_request
+
+LOGPROBS = "message.output_text.logprobs"
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+MOST_INCLUDED = 16
+
+
+class ReasoningOptions(Body):
+    """The field ``reasoning`` of responses."""
+
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **{"context": ("auto",), "generate_summary": (), "mode": ("standard",), "summary": ()}
+    }
+
+    effort: Effort | None = Field(None, description="For chat templates that read the variable `reasoning_effort`.")
 
 
 class ResponsesRequest(ConversationBody):
@@ -26,14 +43,12 @@ class ResponsesRequest(ConversationBody):
         **dict.fromkeys(("access_programs", "background_options", "context_management", "conversation", "image"), ()),
         **dict.fromkeys(("max_tokens", "max_tool_calls", "previous_response_id", "prompt"), ()),
         "background": (False,),
-        "include": ([], ["reasoning.encrypted_content"]),
-        "reasoning": ({},),
         "stream_options": ({}, {"include_obfuscation": False}),
-        "top_logprobs": (0,),
         "truncation": ("disabled",),
     }
 
     PARAM: ClassVar[str] = "input"
+    LOGPROBS_PARAM: ClassVar[str] = "include"
 
     model_config = example(input="Name a module of Python.", pe=SHORT, max_output_tokens=24)
 
@@ -42,13 +57,29 @@ class ResponsesRequest(ConversationBody):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Default: the most that the server, the key, the context and the ranges of `auto` allow."
     )
+    include: Annotated[list[Included], Field(max_length=MOST_INCLUDED)] = Field(
+        default_factory=list,
+        description="`message.output_text.logprobs`: log-probabilities of the text. Agents always send "
+        "`reasoning.encrypted_content`, which has no effect: reasoning comes as text.",
+    )
+    top_logprobs: Alternatives | None = Field(
+        None, description="Alternatives per token; needs `message.output_text.logprobs` in `include`."
+    )
     tools: FlatTools | None = Field(None, description="Functions of the client, which the model may call.")
     tool_choice: FlatToolChoice | None = Field(
         None,
         description="`auto`: the model decides. `required`: it calls some function; `{type: function, name: ...}`: "
         "this one. `none`: it sees no tools.",
     )
+    reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions, description="Of a model that reasons.")
     text: TextOptions = Field(default_factory=TextOptions, description="The format of the answer.")
+
+    def check(self) -> None:
+        """Raises:
+        ApiError: for alternatives to log-probabilities that are not asked for.
+        """
+        if self.top_logprobs and self.alternatives is None:
+            raise bad_request(f"top_logprobs: needs {LOGPROBS} in include", "top_logprobs")
 
     @property
     @override
@@ -66,6 +97,16 @@ class ResponsesRequest(ConversationBody):
     @override
     def offer(self) -> Offer:
         return Offer.of(self.tools or [], self.tool_choice, several=self.parallel_tool_calls)
+
+    @property
+    @override
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if LOGPROBS in self.include else None
+
+    @property
+    @override
+    def effort(self) -> tuple[str, str | None]:
+        return "reasoning.effort", self.reasoning.effort
 
     @property
     @override
@@ -111,12 +152,14 @@ class ResponseObject(BaseModel):
     parallel_tool_calls: bool
     previous_response_id: None = None
     prompt_cache_key: str | None
+    reasoning: dict[str, str | None]
     safety_identifier: str | None
     store: bool = False
     temperature: float
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
+    top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None

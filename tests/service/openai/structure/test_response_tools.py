@@ -17,6 +17,7 @@ from tests.service.openai.parrot import TOOLS
 
 PATH = "/v1/responses"
 FLAT: list[Any] = [{"type": "function", "strict": None, **tool["function"]} for tool in TOOLS]
+CALL = {"type": "function_call", "call_id": "1", "name": "tie", "arguments": "{}"}
 HITCH = {"knot": "hitch", "wet": True}
 
 
@@ -59,6 +60,30 @@ def test_items_in_their_order(client: openai.OpenAI, script: str, items: list[tu
     assert [event.sequence_number for event in events] == list(range(len(events)))
     done = [event.item.type for event in events if event.type == "response.output_item.done"]
     assert done == [kind for kind, _ in items]
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ("[says]", "Three turns.<|im_end|>"),
+        ("[calls]", ""),
+        ("[both]", "I will count. \n"),
+        ("[thinks]", "\n\nFour.<|im_end|>"),
+        ("[stumbles]", "Well, <tool_call>{'name': tie}</tool_call> <|im_end|>"),
+        ("[breaks off]", '<tool_call>  {"name": "tie", "arguments": {"knot": "x"}'),
+    ],
+)
+def test_log_probabilities_are_of_the_text(client: openai.OpenAI, script: str, text: str) -> None:
+    asked = told(script, include=["message.output_text.logprobs"])
+    if script == "[breaks off]":
+        asked["max_output_tokens"] = 4
+    whole = client.responses.create(**asked)
+    parts = [part for item in whole.output if item.type == "message" for part in item.content]
+    found = "".join(token.token for part in parts for token in part.logprobs or [])  # type: ignore[union-attr]
+    with client.responses.stream(**asked) as stream:
+        deltas = [event for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(token.token for event in deltas for token in event.logprobs) == found
+    assert found == text
 
 
 def test_one_call_at_most_and_calls_that_must_come(client: openai.OpenAI) -> None:
@@ -122,7 +147,11 @@ def test_an_assistants_items_in_a_row_are_one_message() -> None:
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0.function", "unknown field"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "tie, count"),
         ({"input": [{"type": "function_call_output", "output": "a"}]}, "input.0.call_id", "required"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0.role", "required"),
+        ({"input": [CALL, {"type": "item_reference", "id": "a"}]}, "input.1.type", "stores no items"),
+        ({"input": [{"id": "a"}]}, "input.0.type", "Send the item itself; clients do that with store: false"),
+        ({"input": [{"type": "mcp_call"}]}, "input.0.type", "function_call, function_call_output, reasoning, not 'mcp"),
+        ({"input": [{"type": ["message"]}]}, "input.0.type", "must be one of message, function_call"),
+        ({"input": ["message"]}, "input.0", "must be an object"),
         (
             {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]},
             "input.0.arguments",

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from service.api.openai.messages import Templating
+from service.api.openai.templating import Templating
 from service.errors import ApiError
 from service.models.text.chat import PLAIN, template_options
 from tests.service.openai.conftest import answer
@@ -103,3 +103,80 @@ def test_a_template_that_fails_is_the_clients_error(tokenizer: Any, template: st
     own.chat_template = "{{ messages[0].content }}{% if %}"
     with pytest.raises(ApiError, match="refuses them"):
         Templating().templated([{"role": "user", "content": "a"}], SimpleNamespace(tokenizer=own))  # type: ignore[arg-type]
+
+
+def test_a_developer_speaks_as_the_system(http: httpx.Client) -> None:
+    def prompt_of(path: str, field: str, role: str) -> Any:
+        body = {field: [{"role": role, "content": "Be short."}, MESSAGES[0]]}
+        found = answer(http, path, **body)
+        usage = found.get("usage", {})
+        return found.get("tokens") or usage.get("prompt_tokens") or usage["input_tokens"]
+
+    for path, field in (("/tokenize", "messages"), (PATH, "messages"), ("/v1/responses", "input")):
+        assert prompt_of(path, field, "developer") == prompt_of(path, field, "system") != prompt_of(path, field, "user")
+
+
+EFFORTS: list[tuple[str, str, Any]] = [
+    (PATH, "messages", {"reasoning_effort": "low"}),
+    ("/v1/responses", "input", {"reasoning": {"effort": "low", "summary": None}}),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "asked"), EFFORTS)
+def test_effort_is_a_variable_of_the_template(
+    http: httpx.Client, parroting: httpx.Client, path: str, field: str, asked: dict[str, Any]
+) -> None:
+    name = "reasoning.effort" if "reasoning" in asked else "reasoning_effort"
+
+    def variable(effort: str) -> dict[str, Any]:
+        return {field: MESSAGES[:1], "temperature": 0, "chat_template_kwargs": {"reasoning_effort": effort}}
+
+    def answered(**body: Any) -> Any:
+        found = answer(http, path, **body, ignore_eos=True, **{NEW[path]: 8})
+        return found["output"][0]["content"] if "output" in found else found["choices"][0]["message"]["content"]
+
+    def refused(client: httpx.Client, **body: Any) -> str:
+        reply = client.post(path, json={field: MESSAGES[:1], **body})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+        return str(reply.json()["error"]["message"])
+
+    mine = answered(**{field: MESSAGES[:1], "temperature": 0}, **asked)
+    assert mine == answered(**variable("low")) == answered(**variable("low"), **asked)
+    assert mine != answered(**variable("high"))
+    assert "differs from chat_template_kwargs.reasoning_effort" in refused(http, **variable("high"), **asked)
+    assert refused(parroting, **asked).endswith("chat_template_kwargs has those that it does: begun, hushed, script")
+
+
+NEW = {PATH: "max_tokens", "/v1/responses": "max_output_tokens"}
+"""Field of the most new tokens."""
+
+BY_ROLE = (
+    "{% for m in messages %}{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}[{{ m.role }}]"
+    "{{ m.content | trim | tojson }}{% elif m.role == 'assistant' %}{{ m.tool_calls[0].function.name }}"
+    "{% elif m.role == 'system' and loop.first %}[S]{{ m.content }}{% endif %}{% endfor %}"
+)
+"""A template in the manner of Hermes, which has no rule for a developer or for a tool."""
+
+
+@pytest.mark.parametrize(
+    ("template", "roles", "says"),
+    [
+        (BY_ROLE, ["developer", "user", "assistant"], '[S] "a"[user]"\\"a\\""[assistant]"\\"a\\""'),
+        (BY_ROLE.replace("'system'", "'developer'"), ["developer"], '[S] "a"'),
+        (BY_ROLE.replace("'user'", "'developer'"), ["developer"], '[developer]"\\"a\\""'),
+        (BY_ROLE, ["user", "tool"], "message ' \"a\"' of the role 'tool'"),
+        (BY_ROLE, ["user", "developer"], "message ' \"a\"' of the role 'system'"),
+    ],
+)
+def test_no_message_vanishes(tokenizer: Any, template: str, roles: list[str], says: str) -> None:
+    own: Any = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(tokenizer.name_or_path))
+    own.tokenizer.chat_template = template
+    messages: list[dict[str, Any]] = [{"role": role, "content": ' "a"'} for role in roles]
+    if says.startswith("message"):
+        with pytest.raises(ApiError, match=says):
+            Templating().templated(messages, own)
+        return
+    assert Templating().templated(messages, own) == says
+    call = {"role": "assistant", "content": "left out", "tool_calls": [{"function": {"name": "f"}}]}
+    blank = {"role": "tool", "content": " "}
+    assert Templating().templated([*messages, call, blank], own) == f"{says}f"
