@@ -87,6 +87,7 @@ PADDING = "tests/patches/model/library/test_padding.py"
 PARITY = "tests/patches/model/library/test_transformers_parity.py"
 MAPS = "tests/patches/methods/test_position_maps.py"
 RECOMMEND = "tests/service/evaluation/recommend/test_answer.py"
+DECLARED = "tests/service/evaluation/recommend/test_declared.py"
 EXPORTABLE = "tests/service/evaluation/recommend/test_exportable.py"
 SWEEPS = "tests/service/evaluation/sweep"
 PICTURES = "tests/service/figures/test_pictures.py"
@@ -594,7 +595,7 @@ CARRIED = [
              (f"{RECOMMEND}::test_the_best_of_the_least_cost_is_measured_as_long_as_it_may_be_good_enough",)),
     Mutation("short requests of a policy keep a declared scaling that costs quality", "service/evaluation",
              "return 0 if above.is_tie or above.mean <= self._tolerance else plain", "return 0",
-             (f"{RECOMMEND}::test_plain_rope_serves_short_requests_if_a_declared_scaling_surely_costs_quality",)),
+             (f"{DECLARED}::test_plain_rope_serves_short_requests_if_a_declared_scaling_surely_costs_quality",)),
     Mutation("key tokens of other windows", "service/evaluation", '"protocol", "windows", "bos")', '"protocol", "bos")',
              ("tests/service/evaluation/test_long_perplexity.py::test_windows_bound_the_passes_of_tail_alone",)),
     Mutation("a partial result speaks of all methods", "service/evaluation",

@@ -82,7 +82,7 @@ def list_jobs(
         table.add_row(job.id[:12], job.evaluation, Text(job.state + waits, style=_style(job)), units, created)
     print_table(table)
     if len(found) > limit:
-        stderr.print(f"only the newest are listed, {limit} in all: --limit shows more", markup=False, soft_wrap=True)
+        stderr.print(f"there are more than these {limit}: --limit shows them", markup=False, soft_wrap=True)
 
 
 @jobs.command("show")

@@ -205,13 +205,10 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
     target, reference = lengths[-1], min(served.trained_length, lengths[-1])
     layout = Layout.within(reference)
     subjects = candidates_of(request, served, models, settings, reference, target)
-    at_target = [index for index, subject in enumerate(subjects) if index or reads(subject, target, request.target)]
-    if not at_target:
-        raise InvalidEvaluation(request.longest_field, f"no encoding of this model reads {target} tokens")
+    at_target, trained = _entrants(request, subjects, target)
     room = target - layout.repeated - special
     places = _places(documents, room, layout.tail, request.windows, request.seed)
     shorter = tuple(length for length in lengths if served.trained_length < length < target)
-    trained = [index for index, subject in enumerate(subjects) if index == 0 or subject.method == UNSCALED]
     every = Schedule(len(at_target), len(places), target, reference, shorter, request.rounds, len(trained))
     schedule = every.within(request.budget)
     plan = RecommendPlan(
@@ -240,6 +237,14 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
     )
     affordable(plan, settings, request.longest_field)
     return plan
+
+
+def _entrants(request: RecommendRequest, subjects: Sequence[Subject], target: int) -> tuple[list[int], list[int]]:
+    """The subjects at the target length, and those within the trained length: positions of these are all trained."""
+    at_target = [index for index, subject in enumerate(subjects) if index or reads(subject, target, request.target)]
+    if not at_target:
+        raise InvalidEvaluation(request.longest_field, f"no encoding of this model reads {target} tokens")
+    return at_target, [index for index, subject in enumerate(subjects) if index == 0 or subject.method == UNSCALED]
 
 
 def _lengths(
@@ -291,7 +296,7 @@ def _fewer(asked: int, room: int, read: int) -> Iterator[str]:
 
 
 def _first_round(schedule: Schedule, at_target: Sequence[int], trained: Sequence[int]) -> tuple[Reading, ...]:
-    """The subjects ``trained`` at the reference length, then ``at_target``. Positions of the former are all trained."""
+    """The subjects ``trained`` at the reference length, then those ``at_target``."""
     every = [Reading(subject, schedule.target, 0, schedule.read[0]) for subject in at_target]
     if schedule.reference == schedule.target:
         return tuple(every)

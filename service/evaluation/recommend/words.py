@@ -91,13 +91,14 @@ def _choice(
     if chosen.window is not None and not answer.recall_counts:
         forgets = f"it attends to {chosen.window:,} tokens only, and forgets the others"
         return f"For {where} use {answer.label} by perplexity alone: {forgets}."
-    return f"For {where} use {answer.label}{_or_cheaper(methods, chosen, answer)}."
+    return f"For {where} use {answer.label}{_or_cheaper(methods, chosen, answer, schedule)}."
 
 
-def _or_cheaper(methods: Sequence[RecommendMethod], chosen: RecommendMethod, answer: Answer) -> str:
-    """The encoding of a policy in place of the recommended one, if it costs less."""
+def _or_cheaper(methods: Sequence[RecommendMethod], chosen: RecommendMethod, answer: Answer, schedule: Schedule) -> str:
+    """The encoding of a policy at the target, if it costs less and is good enough."""
     used = next(method for method in methods if method.label == answer.ranges[-1].label)
-    if weight_of(used.cost) >= weight_of(chosen.cost):
+    enough = any(at.good_enough for at in used.lengths if at.length == schedule.target)
+    if not enough or weight_of(used.cost) >= weight_of(chosen.cost):
         return ""
     return f", or {used.label}, which costs less and is within the tolerance"
 

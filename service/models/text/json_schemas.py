@@ -54,10 +54,13 @@ def _children(node: Node) -> Iterator[tuple[Place, Node]]:
 
 
 def referred(schema: Node, node: Node) -> tuple[Place, Node] | None:
-    """The place in ``schema`` that ``node`` refers to by a JSON pointer (RFC 6901), and what it has there."""
+    """The place in ``schema`` that ``node`` refers to by a JSON pointer (RFC 6901) or ``$anchor``, and what it has
+    there."""
     reference = node.get("$ref")
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
+    if reference not in ("#", "") and not reference.startswith("#/"):
+        return _anchored(schema, reference[1:])
     place = [step.replace("~1", "/").replace("~0", "~") for step in unquote(reference[1:]).split("/")[1:]]
     found: Any = schema
     for step in place:
@@ -66,6 +69,16 @@ def referred(schema: Node, node: Node) -> tuple[Place, Node] | None:
         else:
             found = found.get(step) if isinstance(found, dict) else None
     return (tuple(place), found) if isinstance(found, dict) else None
+
+
+def _anchored(schema: Node, name: str) -> tuple[Place, Node] | None:
+    """The first definition of ``schema`` with this ``$anchor``."""
+    for key in ("$defs", "definitions"):
+        held = schema.get(key)
+        for of, node in held.items() if isinstance(held, dict) else ():
+            if isinstance(node, dict) and node.get("$anchor") == name:
+                return (key, of), node
+    return None
 
 
 def without_annotations(schema: Mapping[str, Any]) -> Node:

@@ -122,6 +122,6 @@ def test_jobs_are_those_of_the_server_that_the_environment_names(
         newer = client.submit("perplexity", input=DOCUMENT, lengths=[64]).id
     short = ropeway("jobs", "list", "--limit", "1")
     assert (newer[:12] in short.stdout, done[:12] in short.stdout) == (True, False)
-    assert "only the newest are listed, 1 in all: --limit shows more" in short.stderr
+    assert "there are more than these 1: --limit shows them" in short.stderr
     assert not ropeway("jobs", "list").stderr
     assert httpx.get(f"{server}/jobs/{done}").status_code == 200

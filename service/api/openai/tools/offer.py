@@ -72,10 +72,7 @@ class Offer:
 
     def _arguments(self) -> dict[str, dict[str, Any]]:
         """Schemas of the arguments, by function."""
-        return {
-            each.name: strictly(each.parameters, strict=each.strict) if each.parameters else ANY_OBJECT
-            for each in self.functions
-        }
+        return {each.name: strictly(each.parameters or ANY_OBJECT, strict=each.strict) for each in self.functions}
 
     def _calls(self, listing: Listing, known: Known) -> str:
         """If the model decides, arguments are any objects, as they are without a form."""

@@ -16,6 +16,7 @@ from tests.grammars import follows
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
 DEFS = {"A": A, "B": B}
+ANCHORED = {name: {**schema, "$anchor": name} for name, schema in DEFS.items()}
 EITHER: dict[str, Any] = {"properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
 
 CLOSED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -34,6 +35,7 @@ CLOSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "all of one": ({"allOf": [{"$ref": "#/$defs/A"}], "$defs": DEFS}, '{"a":1}', '{"a":1,"x":1}'),
     "a name": ({"$ref": "#/$defs/A", "title": "x", "$defs": DEFS}, '{"a":1}', '{"a":1,"x":1}'),
     "a place": ({"items": {"$ref": "#/c/A~1b"}, "type": "array", "c": {"A/b": A}}, '[{"a":1}]', '[{"a":1,"x":1}]'),
+    "an anchor": ({"$ref": "#A", "$defs": ANCHORED}, '{"a":1}', '{"a":1,"x":1}'),
     "itself": ({"properties": {"a": {"$ref": "#"}}}, '{"a":{"a":{}}}', '{"a":{"x":{}}}'),
 }
 """A schema, a text that is valid once it is closed, and one that is not."""
@@ -41,6 +43,7 @@ CLOSED: dict[str, tuple[dict[str, Any], str, str]] = {
 OPEN: dict[str, dict[str, Any]] = {
     "all of": {"allOf": [A, B]},
     "all of names": {"allOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}], "$defs": DEFS},
+    "all of anchors": {"allOf": [{"$ref": "#A"}, {"$ref": "#B"}], "$defs": ANCHORED},
     "all of, below": {"allOf": [{"anyOf": [A, {"$ref": "#/$defs/A"}]}, B], "$defs": DEFS},
     "beside keys": {**A, "allOf": [B]},
     "any of, beside keys": {**A, "anyOf": [B, {**B, "title": "x"}]},

@@ -77,6 +77,9 @@ class TestObjectsHaveNoFurtherKeys:
         body["chat_template_kwargs"] = {"script": "[says]", "hushed": True}
         made = chat(parroting, **body, tool_choice="required")
         assert is_exact(made["message"]["tool_calls"][0]["function"]["arguments"])
+        body["tools"] = [{"type": "function", "function": {"name": "stow", "strict": True}}]
+        bare = chat(parroting, **body, tool_choice="required")
+        assert json.loads(bare["message"]["tool_calls"][0]["function"]["arguments"]) == {}
 
     def test_by_the_name_of_vllm_and_in_one_line(self, http: httpx.Client) -> None:
         form = {"json": SCHEMA, "disable_additional_properties": True, "disable_any_whitespace": True}
