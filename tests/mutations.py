@@ -495,6 +495,8 @@ CARRIED = [
              ("tests/service/models/linear/test_layers.py",)),
     Mutation("a tied weight is packed", "service/models", "choices.packed and linear.weight.data_ptr() not in kept:",
              "choices.packed:", ("tests/service/models/linear/test_layers.py",)),
+    Mutation("restarts without a beginning", "service/engine", "        self._all.restarts.labels(model_name)",
+             "        pass", ("tests/service/monitoring/test_monitoring.py",)),
     Mutation("pool without a bound", "service/sharing", "fits = self.reserved + size <= self.capacity or not",
              "fits = True or not", ("tests/service/sharing/test_admission.py",)),
     Mutation("pool without an order", "service/sharing", "return fits and all(arrived < since for since in older)",

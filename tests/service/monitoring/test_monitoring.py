@@ -15,6 +15,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import service
+from service.engine.metrics import EngineMetrics
+from service.metrics import Metrics
 from tests.conftest import ROOT
 
 MONITORING = Path(service.__file__).parent / "monitoring"
@@ -123,11 +125,29 @@ def test_an_alert_asks_for_what_exists(rule: dict[str, Any], metrics: dict[str, 
     assert set(rule["annotations"]) == {"summary", "action"}
 
 
+def reasons_of(rules: list[dict[str, Any]]) -> set[str]:
+    found = [group for rule in rules for group in re.findall(r'reason=~"([^"]+)"', rule["expr"])]
+    return {name for group in found for name in group.split("|")}
+
+
+def test_what_alerts_count_begins_at_zero() -> None:
+    """The first failure is an increase."""
+    metrics = Metrics()
+    EngineMetrics(metrics, "m")
+    counted = {name for rule in ALERTS for name in names(rule["expr"]) if name.endswith("_total")}
+    found: dict[str, set[str]] = {name: set() for name in counted}
+    for family in metrics.registry.collect():
+        for sample in family.samples:
+            if sample.name in counted:
+                assert sample.value == 0
+                found[sample.name] |= set(sample.labels.values())
+    reasons = reasons_of(ALERTS)
+    assert found == {"ropeway_requests_rejected_total": reasons, "ropeway_engine_restarts_total": {"m"}}
+
+
 def test_reasons_that_alerts_name_are_codes_of_errors() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "service").rglob("*.py"))
-    reasons = {
-        name for rule in ALERTS for found in re.findall(r'reason=~"([^"]+)"', rule["expr"]) for name in found.split("|")
-    }
+    reasons = reasons_of(ALERTS)
     assert len(reasons) > 5
     assert {reason for reason in reasons if f'code="{reason}"' not in sources} == set()
 
