@@ -63,6 +63,14 @@ class ApiKeys:
         self.reload_if_changed()
         return frozenset(known[:SHOWN] for known in (*self._fixed, *self._from_file))
 
+    def require(self, tenant: str) -> None:
+        """Raises:
+        ApiError: 401 when the key of ``tenant`` was revoked after its request began.
+        """
+        tenants = self.tenants()
+        if tenants is not None and tenant not in tenants:
+            raise _unauthorized()
+
     def reload_if_changed(self) -> None:
         version = self._seen()
         if self._path is None or version == self._version:

@@ -27,6 +27,11 @@ from tests.service.api.conftest import ANN, BOB, GENERATE
 from tests.service.conftest import tiny_checkpoint
 from tests.service.serving import engine_of, serving, wait_for
 
+REVOKED = (
+    'data: {"error": {"message": "no valid API key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`", '
+    '"type": "authentication_error", "param": null, "code": "invalid_api_key"}}'
+)
+
 
 @pytest.fixture
 def client(guarded: tuple[str, FastAPI, Path]) -> Iterator[httpx.Client]:
@@ -96,7 +101,13 @@ def test_jobs_run_while_their_key_is_valid(guarded: tuple[str, FastAPI, Path], c
     anns = client.post("/jobs", json=body | {"evaluation": "perplexity"}, headers=ANN).json()["id"]
     wait_for(lambda: client.get(f"/jobs/{anns}", headers=ANN).json()["state"] == "done")
     assert app.state.jobs.get(tenant, job).state == "queued"
-    file.write_text(f"{before}{hash_of('new-key')}\n")
+    waiting = app.state.jobs.add(hash_of("bob-key")[:16], request, models=["nowhere"], units=1, tokens=32).id
+    with client.stream("GET", f"/jobs/{waiting}/events", headers=BOB) as events:
+        lines = events.iter_lines()
+        assert next(lines) == "event: progress"
+        file.write_text(before.replace(hash_of("bob-key"), hash_of("new-key")))
+        assert [line for line in lines if line][-2:] == [REVOKED, "data: [DONE]"]
+    assert client.get("/jobs", headers=BOB).status_code == 401
     wait_for(lambda: app.state.jobs.get(tenant, job).state == "done")
     file.write_text(before)
 
