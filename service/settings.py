@@ -237,7 +237,11 @@ class Settings(BaseSettings):
         description="File with the SHA-256 of one API key a line, as `ropeway keys new` writes; read again on change.",
     )
     open_docs: bool = Field(False, description="Show /docs and /openapi.json to those without an API key too.")
-    key_concurrency: int | None = Field(None, ge=1, description="Most requests of one API key at a time.")
+    key_concurrency: int | None = Field(
+        None,
+        ge=1,
+        description="Most requests of one API key at a time, beside streams of a job's events and cancelling.",
+    )
     key_tokens_per_minute: int | None = Field(
         None, ge=1, description="Most tokens of one API key in a minute: prompt and new ones, or scored ones."
     )

@@ -28,6 +28,9 @@ OPEN = re.compile(r"(/v1)?/health(/.*)?|/metrics|/static/.*|/(ui(/.*)?)?")
 DOCUMENTATION = re.compile(r"/docs(/.*)?|/openapi\.json")
 """Paths that need no key with ``open_docs``."""
 
+UNCOUNTED = re.compile(r"GET /jobs/[^/]+/events|DELETE /jobs/[^/]+")
+"""Requests without a limit at a time: following a job costs nothing while it waits, and ending one makes room."""
+
 log = structlog.get_logger()
 
 
@@ -107,7 +110,12 @@ class AccessControl:
                 return
             context.current().tenant = tenant
             structlog.contextvars.bind_contextvars(tenant=tenant)
-        tenant = context.current().tenant
+        if UNCOUNTED.fullmatch(f"{scope['method']} {scope['path']}"):
+            await self.app(scope, receive, send)
+            return
+        await self._counted(context.current().tenant, scope, receive, send)
+
+    async def _counted(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             place = await self._concurrency.enter(tenant)
         except LimitsOutOfReach as error:

@@ -215,7 +215,13 @@ def test_the_shell_sends_its_key(monkeypatch: pytest.MonkeyPatch, guarded: tuple
 
 
 def test_one_key_may_have_so_many_requests_at_a_time(checkpoints: Path) -> None:
-    with serving(checkpoints, api_keys="ann-key,bob-key", key_concurrency=1) as (url, _):
+    with serving(checkpoints, api_keys="ann-key,bob-key", key_concurrency=1) as (url, app):
+        request = PerplexityRequest.model_validate({"input": [[5] * 40], "lengths": [32]})
+        job = app.state.jobs.add(hash_of("ann-key")[:16], request, models=["nowhere"], units=1, tokens=32).id
+        with httpx.stream("GET", f"{url}/jobs/{job}/events", headers=ANN) as events:
+            following = events.iter_lines()
+            next(following)
+            assert httpx.get(f"{url}/jobs/{job}", headers=ANN).status_code == 200
         body = {"prompt": [5, 6, 7], "max_new_tokens": 1500, "stream": True}
         with httpx.stream("POST", f"{url}/generate", json=body, headers=ANN) as running:
             lines = running.iter_lines()  # kept: httpx closes the connection with its iterator
@@ -223,6 +229,7 @@ def test_one_key_may_have_so_many_requests_at_a_time(checkpoints: Path) -> None:
             refused = httpx.post(f"{url}/generate", json=GENERATE, headers=ANN)
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_requests")
             assert "retry-after" in refused.headers
+            assert httpx.delete(f"{url}/jobs/{job}", headers=ANN).json()["state"] == "cancelled"
             assert httpx.post(f"{url}/generate", json=GENERATE, headers=BOB).status_code == 200
         assert _eventually(lambda: httpx.post(f"{url}/generate", json=GENERATE, headers=ANN).status_code == 200)
 
