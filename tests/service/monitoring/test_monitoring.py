@@ -100,13 +100,32 @@ def test_panels_are_told_apart_and_do_not_overlap() -> None:
         taken |= cells
 
 
-def test_prometheus_reads_the_services_of_the_compose_file() -> None:
+def written_by_the_compose_file(port: str | None, file: str, folder: Path) -> list[str]:
+    """The targets that the command of Prometheus writes into ``file``, in ``folder``."""
+    prometheus = COMPOSE["prometheus"]
+    assert any(file.startswith(f"{place}/") for place in prometheus["tmpfs"]), "all else is read-only"
+    command, started = prometheus["command"][0].split("&&")
+    assert started.split()[:2] == ["exec", "/bin/prometheus"]
+    own = command.replace(file, str(folder / "targets.json")).replace("${ROPEWAY_METRICS_PORT:-8000}", port or "8000")
+    subprocess.run([*prometheus["entrypoint"], own], check=True)
+    ((targets),) = json.loads((folder / "targets.json").read_text())
+    found: list[str] = targets["targets"]
+    return found
+
+
+def test_prometheus_reads_the_services_of_the_compose_file(tmp_path: Path) -> None:
     (job,) = PROMETHEUS["scrape_configs"]
     assert job["job_name"] == "ropeway"
-    ((target,),) = [config["targets"] for config in job["static_configs"]]
-    for server in (one for one in COMPOSE.values() if "build" in one):
-        (alias,) = server["networks"]["default"]["aliases"]
-        assert target == f"{alias}:{server['environment']['ROPEWAY_PORT']}", "a name without a server is down"
+    ((file,),) = [config["files"] for config in job["file_sd_configs"]]
+    servers = [one for one in COMPOSE.values() if "build" in one]
+    for port in (None, "9464"):
+        (target,) = written_by_the_compose_file(port, file, tmp_path)
+        for server in servers:
+            (alias,) = server["networks"]["default"]["aliases"]
+            assert server["environment"]["ROPEWAY_METRICS_PORT"] is None, "handed on from where the command has it"
+            assert target == f"{alias}:{port or server['environment']['ROPEWAY_PORT']}", (
+                "a name without a server is down"
+            )
 
 
 # Alerts
