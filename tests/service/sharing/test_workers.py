@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
@@ -174,6 +176,17 @@ async def test_a_child_is_a_process_of_its_own_that_yields(pool: Workers) -> Non
     assert pid != os.getpid()
     assert niceness > os.nice(0)
     assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no fork server on this system")
+async def test_a_child_outlives_the_death_of_the_fork_server(pool: Workers) -> None:
+    await pool.render(_pid_and_niceness)
+    server = forkserver._forkserver._forkserver_pid
+    os.kill(server, signal.SIGSTOP)  # it takes the call, and dies with it
+    killing = asyncio.get_running_loop().call_later(0.3, os.kill, server, signal.SIGKILL)
+    (pid, _) = await pool.render(_pid_and_niceness)
+    assert killing.when()
+    assert pid not in (os.getpid(), server)
 
 
 async def test_what_a_child_raises_is_told(pool: Workers) -> None:
