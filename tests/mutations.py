@@ -495,8 +495,6 @@ CARRIED = [
              ("tests/service/models/linear/test_layers.py",)),
     Mutation("a tied weight is packed", "service/models", "choices.packed and linear.weight.data_ptr() not in kept:",
              "choices.packed:", ("tests/service/models/linear/test_layers.py",)),
-    Mutation("restarts without a beginning", "service/engine", "        self._all.restarts.labels(model_name)",
-             "        pass", ("tests/service/monitoring/test_monitoring.py",)),
     Mutation("events for a revoked key", "service/api", "        request.app.state.keys.require(tenant)\n", "",
              ("tests/service/api/http/test_access.py",)),
     Mutation("following counts as a request", "service/api", 'r"GET /jobs/[^/]+/events|DELETE', 'r"DELETE',
