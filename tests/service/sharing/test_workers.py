@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +19,7 @@ from service import context
 from service.context import RequestContext
 from service.sharing import child, workers
 from service.sharing.admission import QueueFull
-from service.sharing.child import ChildFailed
+from service.sharing.child import Child, ChildFailed
 from service.sharing.stopping import SLICE_S, Stopped, check_wanted, outside_python
 from service.sharing.workers import Workers
 
@@ -179,13 +180,13 @@ async def test_a_child_is_a_process_of_its_own_that_yields(pool: Workers) -> Non
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no fork server on this system")
-async def test_a_child_outlives_the_death_of_the_fork_server(pool: Workers) -> None:
-    await pool.render(_pid_and_niceness)
-    server = forkserver._forkserver._forkserver_pid
+def test_a_child_outlives_the_death_of_the_fork_server() -> None:
+    Child(_pid_and_niceness).run()
+    kept: Any = forkserver._forkserver
+    server = kept._forkserver_pid
     os.kill(server, signal.SIGSTOP)  # it takes the call, and dies with it
-    killing = asyncio.get_running_loop().call_later(0.3, os.kill, server, signal.SIGKILL)
-    (pid, _) = await pool.render(_pid_and_niceness)
-    assert killing.when()
+    threading.Timer(0.5, os.kill, (server, signal.SIGKILL)).start()
+    pid, _ = Child(_pid_and_niceness).run()
     assert pid not in (os.getpid(), server)
 
 
