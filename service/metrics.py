@@ -17,6 +17,12 @@ Loads = Callable[[], Mapping[str, Mapping[str, int]]]
 LABELS = ("model_name", "pe_method")
 
 FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+REASONS = (
+    *("queue_full", "slots_exhausted", "internal_error", "engine_failed", "out_of_memory", "not_a_number"),
+    *("jobs_out_of_reach", "limits_out_of_reach"),
+)
+"""Codes that alerts name. A series that begins at 1 has no increase, so theirs begin at 0."""
+
 SLOW = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 
 
@@ -40,6 +46,8 @@ class Metrics:
             "Requests answered with an error, by its code, or left by their client: client_disconnected.",
             ("reason",),
         )
+        for reason in REASONS:
+            self.rejected.labels(reason)
         self.restarts = self._counter("engine_restarts", "Generation threads replaced.", ("model_name",))
         self.jobs_out_of_reach = Gauge(
             "ropeway_jobs_out_of_reach",

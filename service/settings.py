@@ -176,7 +176,11 @@ class Settings(BaseSettings):
         description="Tokens the paged cache holds. When unset: as many as fit into 70 % of an accelerator's free "
         "memory. On a CPU: 32 times the trained length, at most 32768 and a quarter of the free memory.",
     )
-    score_tokens: Count = Field(262144, description="Tokens that perplexity requests may hold at once, per model.")
+    score_tokens: Count | None = Field(
+        None,
+        description="Tokens that passes of evaluations may hold at once, per model; others wait. When unset: as "
+        "many as fit into two thirds of the memory that weights and caches leave, at most 262144.",
+    )
     page_size: int = Field(32, ge=4, le=1024, description="Tokens per page of the cache, at most `cache_tokens`.")
     max_batch_tokens: Count = Field(1024, description="Most tokens in one forward; longer prompts prefill in chunks.")
     max_requests_per_batch: Count = Field(128, description="Most requests that decode together.")
@@ -233,7 +237,11 @@ class Settings(BaseSettings):
         description="File with the SHA-256 of one API key a line, as `ropeway keys new` writes; read again on change.",
     )
     open_docs: bool = Field(False, description="Show /docs and /openapi.json to those without an API key too.")
-    key_concurrency: int | None = Field(None, ge=1, description="Most requests of one API key at a time.")
+    key_concurrency: int | None = Field(
+        None,
+        ge=1,
+        description="Most requests of one API key at a time, beside streams of a job's events and cancelling.",
+    )
     key_tokens_per_minute: int | None = Field(
         None, ge=1, description="Most tokens of one API key in a minute: prompt and new ones, or scored ones."
     )

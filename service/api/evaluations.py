@@ -23,6 +23,7 @@ from service.evaluation.catalogue import EVALUATIONS, Evaluation, plan_of
 from service.evaluation.documents import BUILT_IN
 from service.evaluation.request import EvaluationRequest
 from service.evaluation.results import EvaluationResult, Progress
+from service.evaluation.scoring.pass_memory import held_tokens
 from service.evaluation.unit import Measured, Outcome, Plan, run_units
 from service.jobs.database.opening import StoreOutOfReach
 from service.jobs.records import JobInfo
@@ -193,12 +194,12 @@ async def _run_stage(
                 )
             )
 
-        units, engine = [plan.units[index] for index in indices], models.get(name).engine
-        longest, scored = max(unit.length for unit in units), Counter[str]()
+        units, served = [plan.units[index] for index in indices], models.get(name)
+        held, scored = max(held_tokens(unit, served.score_chunk) for unit in units), Counter[str]()
         for unit in units:
             scored[unit.method.method] += unit.tokens
-        part: list[Measured] = await engine.score(
-            run_units(units), longest, report, scored=scored, ticket=tickets.pop(name, None)
+        part: list[Measured] = await served.engine.score(
+            run_units(units), held, report, scored=scored, ticket=tickets.pop(name, None)
         )
         done += sum(unit.tokens for unit in units)
         measured.update(zip(indices, part, strict=True))

@@ -176,13 +176,15 @@ def _serve_replicas(settings: Settings) -> None:
 
 
 def _run(settings: Settings) -> None:
+    from service.api.http.descriptors import TooFewDescriptors, allow_descriptors
     from service.api.http.ports import PortUnusable, require_free
 
     try:
+        allow_descriptors(settings.max_connections)
         require_free("ROPEWAY_PORT", settings.host, settings.port)
         if settings.metrics_port is not None:
             require_free("ROPEWAY_METRICS_PORT", settings.host, settings.metrics_port)
-    except PortUnusable as error:
+    except (PortUnusable, TooFewDescriptors) as error:
         _refuse(settings, error)
     _serve(settings)
 
@@ -227,7 +229,7 @@ def _serve(settings: Settings) -> None:
     import uvicorn
 
     from service import logs
-    from service.api.http.connections import allow_descriptors, connection_options
+    from service.api.http.connections import connection_options
     from service.api.http.draining import DrainingServer
     from service.api.http.key_file import InvalidKeyFile
     from service.app import create_app, failure
@@ -235,7 +237,6 @@ def _serve(settings: Settings) -> None:
     from service.tracing import TracingUnavailable
 
     try:
-        allow_descriptors(settings.max_connections)
         app = create_app(settings)
     except (InvalidKeyFile, LimitsUnusable, TracingUnavailable, OSError) as error:
         _refuse(settings, error)

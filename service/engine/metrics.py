@@ -19,6 +19,7 @@ class EngineMetrics:
     def __init__(self, metrics: Metrics, model_name: str) -> None:
         self._all, self._model = metrics, model_name
         self._labelled: dict[tuple[MetricWrapperBase, str], Any] = {}
+        self._all.restarts.labels(model_name)  # begins at 0: an alert sees the first one
 
     def serves(self, engine: str, attention: str, ranks: int, *, graphs: bool) -> None:
         """The engine, its attention, its graphs and the processes that compute together, which stay."""

@@ -22,6 +22,7 @@ from service.evaluation.results import DocumentInfo, Overlap
 from service.evaluation.scoring import pass_memory
 from service.evaluation.unit import Plan, Subject, token_digest
 from service.inputs import is_longer, names_of
+from service.models.memory.score_size import MOST_TOKENS
 from service.models.policies import check_ranges
 from service.models.registry import ModelRegistry, ServedModel
 from service.policy.auto import Auto
@@ -67,7 +68,7 @@ def subjects_of(
             model.patch.resolve(confirmed, longest)
         except ValueError as error:
             raise InvalidEvaluation(f"methods.{index}", str(error)) from error
-        subjects.append(Subject(confirmed, model.patch, model.name))
+        subjects.append(Subject(confirmed, model.patch, model.name, model.engine.scores.most))
     return list(dict.fromkeys(subjects))
 
 
@@ -202,9 +203,9 @@ def lengths_of(
 
 def server_takes(length: int, served: ServedModel, param: str = "lengths") -> None:
     """Raises:
-    InvalidEvaluation: when a pass of ``length`` tokens never fits.
+    InvalidEvaluation: when no pass of ``length`` tokens ever fits. ``affordable`` knows the rest.
     """
-    most = served.engine.scores.most
+    most = max(served.engine.scores.most, MOST_TOKENS)
     if length > most:
         raise InvalidEvaluation(param, f"{length} is beyond what this server scores: at most {most}")
 
@@ -221,8 +222,8 @@ def affordable(plan: Plan, settings: Settings, param: str = "lengths") -> Plan:
     """``plan`` itself. Its units are made only after the check of its cost. ``param`` is the field to make smaller.
 
     Raises:
-        InvalidEvaluation: for too many tokens or passes, or for a pass that needs more memory than its device has
-            free. Repeated units count repeatedly.
+        InvalidEvaluation: for too many tokens or passes, or for a pass that never fits. Repeated units count
+            repeatedly.
     """
     check_cost(plan.cost, settings, param)
     _fits_memory(plan, settings, param)
@@ -245,20 +246,12 @@ def check_cost(cost: Cost, settings: Settings, param: str = "lengths") -> None:
 
 def _fits_memory(plan: Plan, settings: Settings, param: str) -> None:
     """Raises:
-    InvalidEvaluation: when a model's largest pass needs more memory than is free.
+    InvalidEvaluation: when a pass needs more than all passes of its model may take together. The memory of the moment
+        does not count: a pass waits for others.
     """
-    # A pass caches at most its length, and at most its tokens with a BOS.
-    passes = {(unit.subject.model, unit.subject.method, min(unit.length, unit.tokens + 1)): unit for unit in plan.units}
-    largest: dict[str, tuple[int, int]] = {}
-    for (model, _, tokens), unit in passes.items():
-        needed = pass_memory.pass_bytes(unit.subject.patch, tokens, settings.score_chunk, unit.resolved)
-        largest[model] = max(largest.get(model, (0, 0)), (needed, tokens))
-    devices = {unit.subject.model: unit.subject.patch.model.device for unit in passes.values()}
-    for model, (needed, tokens) in largest.items():
-        free = pass_memory.free_bytes(devices[model])
-        if needed > free:
-            raise InvalidEvaluation(
-                param,
-                f"a pass of {tokens} tokens needs about {needed >> 20} MB beyond the weights "
-                f"and {free >> 20} MB are free",
-            )
+    passes = {(unit.subject, pass_memory.longest_pass(unit)): unit for unit in plan.units}
+    for (subject, tokens), unit in passes.items():
+        if subject.most is not None and pass_memory.held_tokens(unit, settings.score_chunk) > subject.most:
+            needed = pass_memory.pass_bytes(subject.patch, tokens, settings.score_chunk, unit.resolved)
+            fits = f"at most {subject.most} tokens, and this pass needs about {needed >> 20} MB beyond the weights"
+            raise InvalidEvaluation(param, f"{tokens} is beyond what this server scores: {fits}")

@@ -34,11 +34,15 @@ def token_digest(token_ids: Sequence[int] | np.ndarray) -> str:
 
 
 class Subject(NamedTuple):
-    """A method and its model: a method may name a variant of the requested model."""
+    """A method and its model: a method may name a variant of the requested model.
+
+    ``most`` is the memory that passes of the model may take, in tokens; None: no limit.
+    """
 
     method: Method
     patch: Patched
     model: str
+    most: int | None = None
 
     @property
     def label(self) -> str:

@@ -17,6 +17,7 @@ from service import context
 from service.engine.failures import EngineFailed, EngineStopping
 from service.engine.thread.out_of_memory import OutOfMemory
 from service.errors import ApiError
+from service.evaluation.scoring.pass_memory import held_tokens
 from service.evaluation.unit import Outcome
 from service.jobs.active import ActiveJob, ActiveJobs
 from service.jobs.database.calls import RETRY_S, PatientCalls
@@ -234,7 +235,8 @@ class Execution:
         read(0)
         with context.acting_for(job.tenant):
             scored = {unit.method.method: unit.tokens}
-            scoring = served.engine.score(unit.run(), unit.length, report, scored=scored)
+            held = held_tokens(unit, served.score_chunk)
+            scoring = served.engine.score(unit.run(), held, report, scored=scored)
             task: asyncio.Task[Outcome] = asyncio.create_task(scoring)
         job.running.add(task)
         try:

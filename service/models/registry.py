@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import structlog
+import torch
 
 from patches import Method, Patched
 from service.engine.choice import CannotGenerate
@@ -19,7 +20,9 @@ from service.engine.verification import checked_length
 from service.metrics import Metrics
 from service.models.checkpoint.loading import Checkpoint, refuse_undivided
 from service.models.checkpoint.quantization import Quantization
+from service.models.memory.available_memory import free_bytes
 from service.models.memory.cache_size import cache_bytes, cache_tokens
+from service.models.memory.score_size import MOST_TOKENS, score_bytes, score_bytes_per_token, score_tokens
 from service.models.memory.weights import places
 from service.models.parallel.group import check
 from service.models.parallel.leader import leading
@@ -27,6 +30,7 @@ from service.models.start import Started, started
 from service.models.text.grammars import Grammars
 from service.policy.policy import Policy
 from service.settings import Settings
+from service.sharing.pool import Pool
 
 log = structlog.get_logger()
 
@@ -53,7 +57,7 @@ class ServedModel:
     """One model in memory with its engine, tokenizer and limits.
 
     ``contents`` identifies its configuration and weights, ``fingerprint`` the numerics too. ``base`` is the model of an
-    adapter. ``memory`` is in bytes. ``policy`` is the operator's.
+    adapter. ``memory`` is in bytes. ``policy`` is the operator's. ``score_chunk`` bounds the chunks of its passes.
     """
 
     name: str
@@ -67,6 +71,7 @@ class ServedModel:
     base: str | None = None
     quantization: Quantization | None = None
     policy: Policy | None = None
+    score_chunk: int | None = None
 
     def check_generates(self) -> None:
         """Raises:
@@ -113,6 +118,7 @@ class ModelRegistry:
         self._metrics = metrics or Metrics()
         self._stack = ExitStack()
         self._models: dict[str, ServedModel] = {}
+        self._left: dict[torch.device, int] = {}
         self._grace_s = settings.shutdown_grace_s
         try:
             check(settings)
@@ -124,6 +130,7 @@ class ModelRegistry:
                     if leader is not None:
                         leader.lead(ready.patch)
                     self._add(ready, settings, among=len(group) - number)
+            self._fit_scores(settings)
         except BaseException:
             self.close()
             raise
@@ -133,7 +140,7 @@ class ModelRegistry:
         checkpoint, patch, choice = ready.checkpoint, ready.patch, ready.choice
         limits = EngineLimits(
             cache_tokens=cache_tokens(patch, settings, among),
-            score_tokens=settings.score_tokens,
+            score_tokens=settings.score_tokens or MOST_TOKENS,
             page_size=settings.page_size,
             max_batch_tokens=settings.max_batch_tokens,
             max_requests_per_batch=min(settings.max_requests_per_batch, settings.max_batch_tokens),
@@ -144,6 +151,7 @@ class ModelRegistry:
             shared=settings.has_keys,
         )
         cache = cache_bytes(limits.cache_tokens, patch)
+        self._note_left(patch.model.device, cache)
         by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
         log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=cache >> 20, by=by)
         window = patch.smallest_window
@@ -170,7 +178,24 @@ class ModelRegistry:
             memory=self._memory(checkpoint, cache),
             base=checkpoint.base,
             quantization=checkpoint.quantization,
+            score_chunk=settings.score_chunk,
         )
+
+    def _note_left(self, device: torch.device, cache: int) -> None:
+        """Note the memory that a cache leaves on its device. Caches on a CPU take none before they are written."""
+        others = [served.memory.cache for served in self if served.patch.model.device == device]
+        untouched = sum(others) if device.type == "cpu" else 0
+        self._left[device] = max(0, free_bytes(device) - untouched - cache)
+
+    def _fit_scores(self, settings: Settings) -> None:
+        """Bound the passes of every model, now that all are loaded. Those of a device share its memory."""
+        by = "default" if settings.score_tokens is None else "ROPEWAY_SCORE_TOKENS"
+        pools = {device: Pool(score_bytes(left)) for device, left in self._left.items()}
+        for served in self:
+            pool = pools[served.patch.model.device]
+            tokens = score_tokens(served.patch, pool.capacity, settings)
+            served.engine.scores.join(pool, score_bytes_per_token(served.patch), tokens)
+            log.info("scores_bounded", model=served.name, tokens=tokens, by=by)
 
     def _memory(self, checkpoint: Checkpoint, cache: int) -> Memory:
         own = places(checkpoint.model)

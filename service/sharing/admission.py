@@ -12,11 +12,13 @@ Dynamic thresholds share the budget between tenants (Choudhury and Hahne, IEEE/A
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter, deque
 from collections.abc import Sequence
 from types import TracebackType
 
 from service import context
+from service.sharing.pool import Pool
 
 ALPHA = 3
 """A tenant of a shared budget holds at most this many times what is free."""
@@ -40,8 +42,11 @@ class QueueFull(RuntimeError):
 class Ticket:
     """A part of the budget: waited for, then held until ``leave``. A context manager that leaves."""
 
+    _count = itertools.count()
+
     def __init__(self, admission: Admission, party: object, tenant: str, needed: int) -> None:
         self._admission, self.party, self.tenant, self.needed = admission, party, tenant, needed
+        self.arrived = next(self._count)
         self.granted = asyncio.Event()
         self.overtaken = 0
         """Units granted to later tickets while this one waited for room."""
@@ -93,6 +98,13 @@ class Admission:
         self.reserved = 0
         self._held: Counter[str] = Counter()
         self._queue: deque[Ticket] = deque()
+        self._pool: Pool | None = None
+        self._size = 0
+
+    def join(self, pool: Pool, size: int, most: int) -> None:
+        """Before the first request: hold at most ``most`` units, as many as ``pool`` has, with ``size`` bytes each."""
+        self._pool, self._size, self.capacity = pool, size, most
+        pool.join(self)
 
     @property
     def most(self) -> int:
@@ -148,7 +160,7 @@ class Admission:
         party, tenant = object(), context.current().tenant
         tickets = [Ticket(self, party, tenant, self._bounded([size])) for size in sizes]
         self._queue.extend(tickets)
-        self._grant()
+        self.grant()
         return tickets
 
     def resize(self, ticket: Ticket, tokens: int) -> None:
@@ -156,36 +168,53 @@ class Admission:
         needed = self.rounded(tokens)
         if ticket.granted.is_set():
             self._reserve(ticket, -ticket.needed)
-            if self.reserved + needed <= self.capacity:
+            if self._fits(ticket, needed):
                 self._reserve(ticket, needed)
             else:
                 ticket.granted.clear()
                 self._queue.appendleft(ticket)
         ticket.needed = needed
-        self._grant()
+        self._settle()
 
     def leave(self, ticket: Ticket) -> None:
         if ticket.granted.is_set():
             self._reserve(ticket, -ticket.needed)
         else:
             self._queue.remove(ticket)
-        self._grant()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Grant what fits now, here and in the budgets of the same pool."""
+        self.grant()
+        if self._pool is not None:
+            self._pool.settle()
+
+    def _fits(self, ticket: Ticket, needed: int) -> bool:
+        if self.reserved + needed > self.capacity:
+            return False
+        return self._pool is None or self._pool.has_room(self, needed * self._size, ticket.arrived)
 
     def _reserve(self, ticket: Ticket, tokens: int) -> None:
         self.reserved += tokens
+        if self._pool is not None:
+            self._pool.reserved += tokens * self._size
         self._held[ticket.tenant] += tokens
         if not self._held[ticket.tenant]:
             del self._held[ticket.tenant]
 
-    def _grant(self) -> None:
-        """Grant in the order of arrival. A ticket beyond its tenant's share waits for that tenant's own work, and its
-        later ones behind it. One that is next but does not fit is overtaken by others' tickets, up to its own size."""
+    def grant(self) -> bool:
+        """Grant in the order of arrival; true if any was.
+
+        A ticket beyond its tenant's share waits for that tenant's own work, and its later ones behind it. One that is
+        next but does not fit is overtaken by others' tickets, up to its own size.
+        """
         blocked: Ticket | None = None
         behind: set[str] = set()
         waiting: deque[Ticket] = deque()
+        before = len(self._queue)
         for ticket in self._queue:
             if ticket.tenant not in behind and self._in_share(ticket):
-                fits = self.reserved + ticket.needed <= self.capacity
+                fits = self._fits(ticket, ticket.needed)
                 if fits and (blocked is None or blocked.overtaken + ticket.needed <= blocked.needed):
                     if blocked is not None:
                         blocked.overtaken += ticket.needed
@@ -196,6 +225,9 @@ class Admission:
             behind.add(ticket.tenant)
             waiting.append(ticket)
         self._queue = waiting
+        if self._pool is not None:
+            self._pool.waits(self, None if blocked is None else blocked.arrived)
+        return len(waiting) < before
 
     def _in_share(self, ticket: Ticket) -> bool:
         """True if its tenant would then hold at most ``ALPHA`` times the free part; always for a first ticket."""

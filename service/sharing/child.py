@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +28,12 @@ NICE = 10
 
 MEMORY_BYTES = 2 << 30
 """Most bytes that one child may allocate, where the system can limit it."""
+
+TRIES = 3
+"""Starts of one child."""
+
+PAUSE_S = 0.1
+"""Seconds between them: a fork server that was killed seems alive until the system has ended it."""
 
 log = structlog.get_logger()
 
@@ -56,9 +63,7 @@ class Child:
             with theirs, self._lock:
                 if self._killed:
                     raise ChildFailed("killed before it began")
-                self._process = context.Process(target=_serve, args=(theirs, *self._call), daemon=True)
-                with _no_main_module():
-                    self._process.start()
+                self._process = _started(context, theirs, *self._call)
             try:
                 kind, value = pickle.loads(mine.recv_bytes())
             except EOFError:
@@ -76,6 +81,22 @@ class Child:
             with suppress(ValueError):  # closed: it has ended
                 if self._process is not None:
                     self._process.kill()
+
+
+def _started(context: Any, *args: Any) -> Any:
+    """The process of a call. A fork server that dies meanwhile fails the start, and the next one has another."""
+    for again in reversed(range(TRIES)):
+        process = context.Process(target=_serve, args=args, daemon=True)
+        try:
+            with _no_main_module():
+                process.start()
+        except (EOFError, ConnectionError):
+            if not again:
+                raise
+            time.sleep(PAUSE_S)
+        else:
+            break
+    return process
 
 
 @contextmanager

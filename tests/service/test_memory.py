@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from service.models.memory import available_memory
 
@@ -47,3 +48,11 @@ def test_without_a_limit_the_machine_counts(cgroups: Path, limit: str) -> None:
 def test_a_container_that_is_full_has_nothing(cgroups: Path) -> None:
     second(cgroups, str(GIB // 4))
     assert available_memory.available_bytes() == 0
+
+
+def test_free_memory_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < available_memory.free_bytes(torch.device("cpu")) <= psutil.virtual_memory().total
+    for name, value in (("mem_get_info", (100, 900)), ("memory_reserved", 70), ("memory_allocated", 30)):
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    free = available_memory.free_bytes(torch.device("cuda:0"))
+    assert free == 100 + 70 - 30, "what torch keeps unused is free"

@@ -28,6 +28,9 @@ OPEN = re.compile(r"(/v1)?/health(/.*)?|/metrics|/static/.*|/(ui(/.*)?)?")
 DOCUMENTATION = re.compile(r"/docs(/.*)?|/openapi\.json")
 """Paths that need no key with ``open_docs``."""
 
+UNCOUNTED = re.compile(r"GET /jobs/[^/]+/events|DELETE /jobs/[^/]+")
+"""Requests without a limit at a time: following a job costs nothing while it waits, and ending one makes room."""
+
 log = structlog.get_logger()
 
 
@@ -62,6 +65,14 @@ class ApiKeys:
             return None
         self.reload_if_changed()
         return frozenset(known[:SHOWN] for known in (*self._fixed, *self._from_file))
+
+    def require(self, tenant: str) -> None:
+        """Raises:
+        ApiError: 401 when the key of ``tenant`` was revoked after its request began.
+        """
+        tenants = self.tenants()
+        if tenants is not None and tenant not in tenants:
+            raise _unauthorized()
 
     def reload_if_changed(self) -> None:
         version = self._seen()
@@ -99,7 +110,12 @@ class AccessControl:
                 return
             context.current().tenant = tenant
             structlog.contextvars.bind_contextvars(tenant=tenant)
-        tenant = context.current().tenant
+        if UNCOUNTED.fullmatch(f"{scope['method']} {scope['path']}"):
+            await self.app(scope, receive, send)
+            return
+        await self._counted(context.current().tenant, scope, receive, send)
+
+    async def _counted(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             place = await self._concurrency.enter(tenant)
         except LimitsOutOfReach as error:

@@ -11,13 +11,11 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from service.api.http.descriptors import BACKLOG
 from service.settings import Settings
 
 HEAD_S = 15.0
 """Seconds that the head of a request may take to arrive."""
-
-BACKLOG = 128
-"""Connections that wait to be accepted; so many may come beyond the limit before one is closed."""
 
 FLUSH_S = 1.0
 """Extra seconds for an unread answer after its request has timed out."""
@@ -95,24 +93,6 @@ def connection_class(settings: Settings) -> type[BoundedConnection]:
     """uvicorn's protocol class with the limits of ``settings``."""
     limits = {"most": settings.max_connections, "unread_s": settings.send_timeout_s + FLUSH_S}
     return type("Connection", (BoundedConnection,), limits)
-
-
-def allow_descriptors(connections: int) -> None:
-    """Raise this process's limit of open files to what so many connections need, as far as the system lets it.
-
-    Raises:
-        OSError: when they are more than the system lets it have.
-    """
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return
-    needed = connections + BACKLOG + 256
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        if hard != resource.RLIM_INFINITY and hard < needed:
-            raise OSError(f"max_connections={connections} needs {needed} open files and the system allows {hard}")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def connection_options(settings: Settings) -> dict[str, Any]:

@@ -30,7 +30,8 @@ LOOK_AGAIN_S = 2.0
 @router.get("/{job_id}/events", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
 async def events(job_id: str, request: Request) -> Any:
     """Server-sent events until the job has ended: ``unit`` for every finished unit, numbered, from the one after
-    ``Last-Event-ID``; ``progress`` when tokens were read or the database stalls it; at the end ``job``."""
+    ``Last-Event-ID``; ``progress`` when tokens were read or the database stalls it; at the end ``job``. A revoked key
+    ends them with an error."""
     await stored_job(job_id, request)
     last = request.headers.get("last-event-id", "0")
     if not re.fullmatch(r"[0-9]{1,18}", last):
@@ -51,6 +52,7 @@ async def _follow(job_id: str, after: int, request: Request, emit: Emit) -> None
     told: tuple[int, str | None] = -1, None
     while True:
         further = runner.next_change()
+        request.app.state.keys.require(tenant)
         news = await feed.news(tenant, job_id)
         for number, unit in news.units[bisect_right(news.units, after, key=itemgetter(0)) :]:
             emit(unit, "unit", number)

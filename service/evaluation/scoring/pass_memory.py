@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
-
-import torch
 
 from patches import LONG_CONTEXT, Patched, ResolvedRecipe
 from service.evaluation.scoring.chunks import LOGITS_BYTES, chunk_length, inner_size, shortened
-from service.models.memory.available_memory import available_bytes
+from service.evaluation.unit import Unit
 from service.models.memory.cache_size import cache_bytes_per_token
+from service.models.memory.score_size import spread
 
 MASK_BYTES = 4
 """Per pair of a query and a key: float32, for all layers."""
@@ -22,19 +22,16 @@ def pass_bytes(patch: Patched, tokens: int, chunk: int | None, resolved: Resolve
     """Most bytes of a pass of ``tokens`` beyond the weights, when its chunks are shortened as on the CPU.
 
     - The cache, without the keys that sliding layers or ``resolved`` evict after each chunk.
-    - One layer's keys and values twice more: a cache that evicts grows by copying, and grouped heads are expanded.
+    - One layer's keys and values again, ``spread`` times.
     - A chunk's logits, their softmax and its pieces; a chunk's hidden states.
     - A mask of a chunk against all keys before it. A CPU needs none behind ``LONG_CONTEXT`` keys.
     """
     config = patch.model.config.get_text_config()
     item = patch.model.dtype.itemsize
     chunk = min(chunk_length(chunk, patch), max(tokens, 16))
-    ends = None if resolved is None else patch.sink_window(resolved)
-    reached = tokens if ends is None else min(tokens, sum(ends) + chunk)
-    cached = [reached if window is None else min(reached, window + chunk) for window in _windows(patch, config)]
+    cached = _cached(patch, tokens, chunk, resolved)
     per_layer = cache_bytes_per_token(patch) / len(cached)
-    queries = patch.geometry.num_attention_heads / patch.cached.heads
-    cache = per_layer * (sum(cached) + max(cached) * (1 + 2 * max(queries, 1.0)))
+    cache = per_layer * (sum(cached) + max(cached) * spread(patch))
     in_float32 = min(4 * chunk * patch.num_logits, LOGITS_BYTES)
     logits = chunk * patch.num_logits * item + 3 * in_float32
     hidden = 8 * chunk * (config.hidden_size + inner_size(config)) * item
@@ -43,12 +40,27 @@ def pass_bytes(patch: Patched, tokens: int, chunk: int | None, resolved: Resolve
     return int(cache + logits + hidden + mask) + WORKING
 
 
-def free_bytes(device: torch.device) -> int:
-    """Bytes for new tensors on ``device``, torch's reserved memory included."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    return available_bytes()
+def held_tokens(unit: Unit, chunk: int | None) -> int:
+    """The memory that grows with a unit's passes, in tokens of a pass of which every layer keeps all."""
+    patch = unit.subject.patch
+    tokens = longest_pass(unit)
+    chunk = min(chunk_length(chunk, patch), max(tokens, 16))
+    cached, again = _cached(patch, tokens, chunk, unit.resolved), spread(patch)
+    whole = (sum(cached) + max(cached) * again) / (len(cached) + again)
+    return min(tokens, math.ceil(round(whole, 6)))
+
+
+def longest_pass(unit: Unit) -> int:
+    """Tokens of a unit's longest pass: at most its length, and at most its tokens with a BOS."""
+    return min(unit.length, unit.tokens + 1)
+
+
+def _cached(patch: Patched, tokens: int, chunk: int, resolved: ResolvedRecipe | None) -> list[int]:
+    """Most tokens in the cache of each layer, without those that leave it after each chunk."""
+    ends = None if resolved is None else patch.sink_window(resolved)
+    reached = tokens if ends is None else min(tokens, sum(ends) + chunk)
+    windows = _windows(patch, patch.model.config.get_text_config())
+    return [reached if window is None else min(reached, window + chunk) for window in windows]
 
 
 def _windows(patch: Patched, config: Any) -> list[int | None]:

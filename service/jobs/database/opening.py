@@ -181,6 +181,8 @@ def _refuse_strangers(url: URL) -> None:
     path = Path(str(url.database)).absolute()
     if not path.parent.is_dir():
         raise _NotOursError(f"the folder {path.parent} does not exist")
+    if path.is_dir():
+        raise _NotOursError("it is a folder: name a file in it")
     if not path.exists() or path.stat().st_size == 0:
         return
     log, index = (Path(f"{path.resolve()}-{end}") for end in ("wal", "shm"))

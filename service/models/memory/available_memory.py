@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import torch
 
 CGROUPS = Path("/sys/fs/cgroup")
 """A container's own limits, in the second version of control groups or below ``memory`` in the first."""
@@ -20,6 +21,14 @@ FILES = (
 def available_bytes() -> int:
     """Bytes that can be taken without swapping or being killed."""
     return max(0, min([psutil.virtual_memory().available, *_left_in_container()]))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes for new tensors on ``device``, torch's reserved memory included."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return available_bytes()
 
 
 def _left_in_container() -> Iterator[int]:

@@ -172,6 +172,14 @@ def test_a_busy_port_is_found_before_the_model_is_looked_for(setting: str, form:
     assert (json.loads(line)["error"] if form == "json" else line.removeprefix("error: ")) == message
 
 
+def test_too_few_open_files_are_found_before_the_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
+    result = ropeway("serve", "--port", "0", "--model", "/no/such/model")
+    told = "error: ROPEWAY_MAX_CONNECTIONS=1000 needs 1384 open files and the system allows 1024: set it to at most 640"
+    assert (result.exit_code, result.stderr.strip()) == (1, f"{told}, or raise the limit (ulimit -n)")
+
+
 def test_an_address_of_another_machine_is_named() -> None:
     result = ropeway("serve", "--host", "192.0.2.1", "--port", "0", "--model", "/no/such/model")
     assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from pydantic import ValidationError
@@ -24,12 +23,13 @@ from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.request import EvaluationRequest, LengthRange
 from service.evaluation.retrieval.request import PasskeyRequest
 from service.evaluation.ruler.request import RulerRequest
-from service.evaluation.scoring import pass_memory
 from service.evaluation.scoring.chunks import shortened
-from service.evaluation.scoring.pass_memory import WORKING, free_bytes, pass_bytes
+from service.evaluation.scoring.pass_memory import WORKING, held_tokens, pass_bytes
 from service.evaluation.scoring.token_scores import NotANumber, token_nll
 from service.evaluation.sweep.request import SweepRequest
 from service.evaluation.unit import Plan
+from service.models.memory import available_memory
+from service.models.memory.cache_size import cache_bytes_per_token
 from service.models.registry import ModelRegistry
 from tests.field import configurations
 from tests.models import tiny_model
@@ -186,17 +186,16 @@ def test_a_short_text_is_scored_all_the_same(models: ModelRegistry, given: str) 
 
 
 @pytest.mark.parametrize("evaluation", BODIES)
-def test_a_pass_beyond_the_free_memory_is_refused(
+def test_a_pass_beyond_the_memory_of_all_passes_is_refused(
     models: ModelRegistry, evaluation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = pass_bytes(models.default.patch, 512, 64)
-    monkeypatch.setattr(pass_memory, "free_bytes", lambda device: needed)
-    assert planned(models, evaluation).tokens
-    monkeypatch.setattr(pass_memory, "free_bytes", lambda device: needed - 1)
-    with pytest.raises(InvalidEvaluation, match=r"a pass of 512 tokens needs about 3\d MB beyond") as refused:
+    monkeypatch.setattr(available_memory, "available_bytes", lambda: 0)
+    monkeypatch.setattr(models.default.engine.scores, "capacity", 512)
+    assert planned(models, evaluation).tokens, "what others hold now does not count"
+    monkeypatch.setattr(models.default.engine.scores, "capacity", 511)
+    with pytest.raises(InvalidEvaluation, match=r"512 is beyond what .*: at most 511 .* about 3\d MB") as refused:
         planned(models, evaluation)
     assert refused.value.param == ("length" if evaluation == "recommend" else "lengths")
-    assert "3" in str(refused.value).rpartition("and ")[2]
 
 
 def test_what_leaves_the_cache_needs_no_memory(models: ModelRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,14 +203,15 @@ def test_what_leaves_the_cache_needs_no_memory(models: ModelRegistry, monkeypatc
     resolved = patch.resolve(parse(STREAMING), 2048)
     windowed = pass_bytes(patch, 2048, 64, resolved)
     assert windowed == pass_bytes(patch, 2048 * 64, 64, resolved) < pass_bytes(patch, 2048, 64)
-    monkeypatch.setattr(pass_memory, "free_bytes", lambda device: windowed)
-    assert planned(models, "perplexity", methods=[STREAMING], lengths=[2048])
-    with pytest.raises(InvalidEvaluation, match="2048 tokens"):
+    monkeypatch.setattr(models.default.engine.scores, "capacity", 4 + 32 + 64)
+    plan = planned(models, "perplexity", methods=[STREAMING], lengths=[2048])
+    assert {held_tokens(unit, 64) for unit in plan.units} == {4 + 32 + 64}
+    with pytest.raises(InvalidEvaluation, match="2048 is beyond"):
         planned(models, "perplexity", methods=[STREAMING, {"method": "none"}], lengths=[2048])
 
 
 def test_a_length_beyond_the_text_holds_the_text(models: ModelRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pass_memory, "free_bytes", lambda device: pass_bytes(models.default.patch, 64, 64))
+    monkeypatch.setattr(models.default.engine.scores, "capacity", 64)
     assert planned(models, "perplexity", protocol="rolling", input=list(range(2, 60)), lengths=[4096])
 
 
@@ -222,7 +222,7 @@ def test_a_length_beyond_the_text_holds_the_text(models: ModelRegistry, monkeypa
 def test_only_layers_that_keep_everything_grow(family: str, full_layers: int) -> None:
     model = configurations.tiny_model(family) if family == "jamba" else tiny_model(family)[1]
     with patched(model) as patch:
-        per_layer = pass_memory.cache_bytes_per_token(patch) / len(patch.roles)
+        per_layer = cache_bytes_per_token(patch) / len(patch.roles)
         spread = 1 + 2 * patch.geometry.num_attention_heads / patch.cached.heads if full_layers else 0
         per_token = per_layer * (full_layers + spread)
         grown = pass_bytes(patch, 20_000, 64) - pass_bytes(patch, 10_000, 64)
@@ -231,13 +231,6 @@ def test_only_layers_that_keep_everything_grow(family: str, full_layers: int) ->
         grown = pass_bytes(patch, 3000, 64) - pass_bytes(patch, 2000, 64)
         assert grown == pytest.approx(1000 * per_token + masks[1] - masks[0], abs=1)
         assert pass_bytes(patch, 2000, 64) > WORKING
-
-
-def test_free_memory_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 0 < free_bytes(torch.device("cpu")) <= psutil.virtual_memory().total
-    for name, value in (("mem_get_info", (100, 900)), ("memory_reserved", 70), ("memory_allocated", 30)):
-        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert free_bytes(torch.device("cuda:0")) == 100 + 70 - 30, "what torch keeps unused is free"
 
 
 def test_a_segment_longer_than_the_document_is_refused(models: ModelRegistry) -> None:

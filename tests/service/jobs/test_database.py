@@ -177,7 +177,7 @@ def test_a_file_without_the_right_to_it_is_refused(mode: int) -> None:
 
 
 def test_a_folder_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnusable):
+    with pytest.raises(StoreUnusable, match="it is a folder: name a file in it"):
         JobStore(f"sqlite:///{tmp_path}")
     with pytest.raises(StoreUnusable, match="does not exist"):
         JobStore(f"sqlite:///{tmp_path / 'nowhere' / 'jobs.db'}")

@@ -15,6 +15,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import service
+from service.engine.metrics import EngineMetrics
+from service.metrics import Metrics
 from tests.conftest import ROOT
 
 MONITORING = Path(service.__file__).parent / "monitoring"
@@ -98,13 +100,32 @@ def test_panels_are_told_apart_and_do_not_overlap() -> None:
         taken |= cells
 
 
-def test_prometheus_reads_the_services_of_the_compose_file() -> None:
+def written_by_the_compose_file(port: str | None, file: str, folder: Path) -> list[str]:
+    """The targets that the command of Prometheus writes into ``file``, in ``folder``."""
+    prometheus = COMPOSE["prometheus"]
+    assert any(file.startswith(f"{place}/") for place in prometheus["tmpfs"]), "all else is read-only"
+    command, started = prometheus["command"][0].split("&&")
+    assert started.split()[:2] == ["exec", "/bin/prometheus"]
+    own = command.replace(file, str(folder / "targets.json")).replace("${ROPEWAY_METRICS_PORT:-8000}", port or "8000")
+    subprocess.run([*prometheus["entrypoint"], own], check=True)
+    ((targets),) = json.loads((folder / "targets.json").read_text())
+    found: list[str] = targets["targets"]
+    return found
+
+
+def test_prometheus_reads_the_services_of_the_compose_file(tmp_path: Path) -> None:
     (job,) = PROMETHEUS["scrape_configs"]
     assert job["job_name"] == "ropeway"
-    ((target,),) = [config["targets"] for config in job["static_configs"]]
-    for server in (one for one in COMPOSE.values() if "build" in one):
-        (alias,) = server["networks"]["default"]["aliases"]
-        assert target == f"{alias}:{server['environment']['ROPEWAY_PORT']}", "a name without a server is down"
+    ((file,),) = [config["files"] for config in job["file_sd_configs"]]
+    servers = [one for one in COMPOSE.values() if "build" in one]
+    for port in (None, "9464"):
+        (target,) = written_by_the_compose_file(port, file, tmp_path)
+        for server in servers:
+            (alias,) = server["networks"]["default"]["aliases"]
+            assert server["environment"]["ROPEWAY_METRICS_PORT"] is None, "handed on from where the command has it"
+            assert target == f"{alias}:{port or server['environment']['ROPEWAY_PORT']}", (
+                "a name without a server is down"
+            )
 
 
 # Alerts
@@ -123,11 +144,29 @@ def test_an_alert_asks_for_what_exists(rule: dict[str, Any], metrics: dict[str, 
     assert set(rule["annotations"]) == {"summary", "action"}
 
 
+def reasons_of(rules: list[dict[str, Any]]) -> set[str]:
+    found = [group for rule in rules for group in re.findall(r'reason=~"([^"]+)"', rule["expr"])]
+    return {name for group in found for name in group.split("|")}
+
+
+def test_what_alerts_count_begins_at_zero() -> None:
+    """The first failure is an increase."""
+    metrics = Metrics()
+    EngineMetrics(metrics, "m")
+    counted = {name for rule in ALERTS for name in names(rule["expr"]) if name.endswith("_total")}
+    found: dict[str, set[str]] = {name: set() for name in counted}
+    for family in metrics.registry.collect():
+        for sample in family.samples:
+            if sample.name in counted:
+                assert sample.value == 0
+                found[sample.name] |= set(sample.labels.values())
+    reasons = reasons_of(ALERTS)
+    assert found == {"ropeway_requests_rejected_total": reasons, "ropeway_engine_restarts_total": {"m"}}
+
+
 def test_reasons_that_alerts_name_are_codes_of_errors() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "service").rglob("*.py"))
-    reasons = {
-        name for rule in ALERTS for found in re.findall(r'reason=~"([^"]+)"', rule["expr"]) for name in found.split("|")
-    }
+    reasons = reasons_of(ALERTS)
     assert len(reasons) > 5
     assert {reason for reason in reasons if f'code="{reason}"' not in sources} == set()
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from service import context
 from service.context import RequestContext
 from service.sharing.admission import Admission, QueueFull, Ticket, TooLarge
+from service.sharing.pool import Pool
 
 
 def enter(admission: Admission, tenant: str, *sizes: int) -> list[Ticket]:
@@ -71,6 +72,26 @@ async def test_a_tenants_own_small_requests_do_not_overtake_its_large_one() -> N
     first.leave()
     assert large.granted.is_set()
     assert small.granted.is_set()
+
+
+async def test_the_budgets_of_a_pool_share_its_bytes_and_none_starves() -> None:
+    pool, small, large = Pool(1000), Admission(0, 99), Admission(0, 99)
+    small.join(pool, 1, 1000)
+    large.join(pool, 10, 100)
+    (first,), (second,) = enter(small, "anna", 400), enter(small, "berta", 400)
+    (waits,) = enter(large, "carla", 90)
+    (later,) = enter(small, "dora", 100)
+    assert (granted([first, second]), pool.reserved) == (2, 800)
+    assert granted([waits, later]) == 0, "the later one fits, and would keep the large one waiting"
+    first.leave()
+    assert granted([waits, later]) == 0
+    second.resize(100)
+    assert (granted([waits]), granted([later]), pool.reserved) == (1, 0, 1000)
+    second.leave()
+    assert (granted([waits, later]), pool.reserved) == (2, 1000)
+    waits.leave()
+    later.leave()
+    assert pool.reserved == small.reserved == large.reserved == 0
 
 
 @given(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,7 +19,7 @@ from service import context
 from service.context import RequestContext
 from service.sharing import child, workers
 from service.sharing.admission import QueueFull
-from service.sharing.child import ChildFailed
+from service.sharing.child import Child, ChildFailed
 from service.sharing.stopping import SLICE_S, Stopped, check_wanted, outside_python
 from service.sharing.workers import Workers
 
@@ -174,6 +177,17 @@ async def test_a_child_is_a_process_of_its_own_that_yields(pool: Workers) -> Non
     assert pid != os.getpid()
     assert niceness > os.nice(0)
     assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no fork server on this system")
+def test_a_child_outlives_the_death_of_the_fork_server() -> None:
+    Child(_pid_and_niceness).run()
+    kept: Any = forkserver._forkserver
+    server = kept._forkserver_pid
+    os.kill(server, signal.SIGSTOP)  # it takes the call, and dies with it
+    threading.Timer(0.5, os.kill, (server, signal.SIGKILL)).start()
+    pid, _ = Child(_pid_and_niceness).run()
+    assert pid not in (os.getpid(), server)
 
 
 async def test_what_a_child_raises_is_told(pool: Workers) -> None:

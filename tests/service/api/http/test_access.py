@@ -27,6 +27,11 @@ from tests.service.api.conftest import ANN, BOB, GENERATE
 from tests.service.conftest import tiny_checkpoint
 from tests.service.serving import engine_of, serving, wait_for
 
+REVOKED = (
+    'data: {"error": {"message": "no valid API key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`", '
+    '"type": "authentication_error", "param": null, "code": "invalid_api_key"}}'
+)
+
 
 @pytest.fixture
 def client(guarded: tuple[str, FastAPI, Path]) -> Iterator[httpx.Client]:
@@ -96,7 +101,13 @@ def test_jobs_run_while_their_key_is_valid(guarded: tuple[str, FastAPI, Path], c
     anns = client.post("/jobs", json=body | {"evaluation": "perplexity"}, headers=ANN).json()["id"]
     wait_for(lambda: client.get(f"/jobs/{anns}", headers=ANN).json()["state"] == "done")
     assert app.state.jobs.get(tenant, job).state == "queued"
-    file.write_text(f"{before}{hash_of('new-key')}\n")
+    waiting = app.state.jobs.add(hash_of("bob-key")[:16], request, models=["nowhere"], units=1, tokens=32).id
+    with client.stream("GET", f"/jobs/{waiting}/events", headers=BOB) as events:
+        lines = events.iter_lines()
+        assert next(lines) == "event: progress"
+        file.write_text(before.replace(hash_of("bob-key"), hash_of("new-key")))
+        assert [line for line in lines if line][-2:] == [REVOKED, "data: [DONE]"]
+    assert client.get("/jobs", headers=BOB).status_code == 401
     wait_for(lambda: app.state.jobs.get(tenant, job).state == "done")
     file.write_text(before)
 
@@ -204,7 +215,13 @@ def test_the_shell_sends_its_key(monkeypatch: pytest.MonkeyPatch, guarded: tuple
 
 
 def test_one_key_may_have_so_many_requests_at_a_time(checkpoints: Path) -> None:
-    with serving(checkpoints, api_keys="ann-key,bob-key", key_concurrency=1) as (url, _):
+    with serving(checkpoints, api_keys="ann-key,bob-key", key_concurrency=1) as (url, app):
+        request = PerplexityRequest.model_validate({"input": [[5] * 40], "lengths": [32]})
+        job = app.state.jobs.add(hash_of("ann-key")[:16], request, models=["nowhere"], units=1, tokens=32).id
+        with httpx.stream("GET", f"{url}/jobs/{job}/events", headers=ANN) as events:
+            following = events.iter_lines()
+            next(following)
+            assert httpx.get(f"{url}/jobs/{job}", headers=ANN).status_code == 200
         body = {"prompt": [5, 6, 7], "max_new_tokens": 1500, "stream": True}
         with httpx.stream("POST", f"{url}/generate", json=body, headers=ANN) as running:
             lines = running.iter_lines()  # kept: httpx closes the connection with its iterator
@@ -212,6 +229,7 @@ def test_one_key_may_have_so_many_requests_at_a_time(checkpoints: Path) -> None:
             refused = httpx.post(f"{url}/generate", json=GENERATE, headers=ANN)
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_requests")
             assert "retry-after" in refused.headers
+            assert httpx.delete(f"{url}/jobs/{job}", headers=ANN).json()["state"] == "cancelled"
             assert httpx.post(f"{url}/generate", json=GENERATE, headers=BOB).status_code == 200
         assert _eventually(lambda: httpx.post(f"{url}/generate", json=GENERATE, headers=ANN).status_code == 200)
 

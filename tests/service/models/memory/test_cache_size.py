@@ -16,6 +16,7 @@ from service.engine.padded.caches import sizes
 from service.models import registry
 from service.models.checkpoint.loading import ModelLoadError
 from service.models.memory.cache_size import cache_bytes, cache_bytes_per_token, cache_tokens
+from service.models.memory.score_size import MOST_TOKENS, SHARE, score_bytes, score_bytes_per_token, score_tokens
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.field import configurations
@@ -92,5 +93,39 @@ def test_the_log_tells_it(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) ->
     log = CapturingLogger()
     monkeypatch.setattr(registry, "log", log)
     ModelRegistry(Settings(_env_file=None, model=str(checkpoints / "tiny"))).close()
+    bounded = next(call.kwargs for call in log.calls if call.args == ("scores_bounded",))
+    assert (bounded["model"], bounded["tokens"], bounded["by"]) == ("tiny", MOST_TOKENS, "default")
     told = [call.kwargs for call in log.calls if call.args == ("cache_reserved",)]
     assert [(line["model"], line["tokens"], line["by"]) for line in told] == [("tiny", 32 * 64, "default")]
+
+
+def test_passes_take_a_share_of_what_caches_leave(patch: Patched) -> None:
+    per_token = score_bytes_per_token(patch)
+    assert per_token == 3.5 * cache_bytes_per_token(patch), "one of two layers five times again"
+    room = score_bytes(int(900 / SHARE) * per_token)
+    assert score_tokens(patch, room, asked()) == score_tokens(patch, room, asked(score_tokens=900)) == 900
+    assert score_tokens(patch, 1 << 60, asked()) == MOST_TOKENS
+    with pytest.raises(ModelLoadError, match=r"SCORE_TOKENS: 901 needs .* at most 900 tokens fit"):
+        score_tokens(patch, room, asked(score_tokens=901))
+
+
+def test_the_models_of_a_device_share_the_memory_of_passes(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches that nobody has written yet are reserved all the same."""
+    settings = Settings(_env_file=None, model=str(checkpoints), cache_tokens=256)
+    left = 10_000_000
+    monkeypatch.setattr(registry, "free_bytes", lambda device: left)
+    models = ModelRegistry(settings)
+    try:
+        caches = sum(served.memory.cache for served in models)
+        for served in models:
+            most = score_bytes(left - caches) // score_bytes_per_token(served.patch)
+            assert served.engine.scores.capacity == most
+        first, second, *_ = models
+        (held,) = first.engine.scores.enter([first.engine.scores.most])
+        (waits,) = second.engine.scores.enter([100])
+        assert held.granted.is_set()
+        assert not waits.granted.is_set()
+        held.leave()
+        assert waits.granted.is_set()
+    finally:
+        models.close()

@@ -1,0 +1,55 @@
+"""Tokens that passes of evaluations may cache together, beside the weights and the paged caches."""
+
+from __future__ import annotations
+
+import math
+
+from patches import Patched
+from service.models.checkpoint.loading import ModelLoadError
+from service.models.memory.cache_size import cache_bytes_per_token
+from service.settings import Settings
+
+MOST_TOKENS = 262144
+"""Default of a model with ample memory, and longest pass that a default allows."""
+
+SHARE = 2 / 3
+"""Of the memory that weights and paged caches leave. Steps need some of the rest: logits, masks, hidden states."""
+
+
+def spread(patch: Patched) -> float:
+    """Layers' worth of keys and values that a step of a pass needs beside the cache.
+
+    A cache that evicts grows by copying, and grouped heads are expanded.
+    """
+    queries: int = patch.geometry.num_attention_heads
+    return 1 + 2 * max(queries / patch.cached.heads, 1.0)
+
+
+def score_bytes_per_token(patch: Patched) -> int:
+    """Bytes that one token of a pass takes: its cache, and one layer's again as ``spread``."""
+    layers = len(patch.roles)
+    return math.ceil(cache_bytes_per_token(patch) * (1 + spread(patch) / layers))
+
+
+def score_bytes(left: int) -> int:
+    """Bytes of all passes on a device whose weights and paged caches leave ``left``."""
+    return int(left * SHARE)
+
+
+def score_tokens(patch: Patched, room: int, settings: Settings) -> int:
+    """Tokens of a model's passes: as configured; else what fits into ``room`` bytes, at most ``MOST_TOKENS``.
+
+    Raises:
+        ModelLoadError: when what is configured exceeds that.
+    """
+    per_token = score_bytes_per_token(patch)
+    most = max(2, room // per_token)
+    if settings.score_tokens is None:
+        return min(MOST_TOKENS, most)
+    if settings.score_tokens > most:
+        needed = settings.score_tokens * per_token
+        raise ModelLoadError(
+            f"ROPEWAY_SCORE_TOKENS: {settings.score_tokens} needs {needed >> 20} MiB and passes may take {room >> 20} "
+            f"MiB, two thirds of what weights and caches leave: at most {most} tokens fit"
+        )
+    return settings.score_tokens
