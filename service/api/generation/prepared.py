@@ -182,49 +182,85 @@ async def prepare(
         CannotGenerate: when a target is only scored.
     """
     settings: Settings = request.app.state.settings
-    if wanted.answers:
-        for target in targets:
-            target.model.check_generates()
-    methods = await with_ranges([target.method for target in targets], served, request)
-    targets = [target._replace(method=method) for target, method in zip(targets, methods, strict=True)]
+    targets = await _ranged(request, served, targets, wanted)
     most_new = settings.max_new_tokens if wanted.max_tokens is None else wanted.max_tokens
     pairs = [(index, target) for index in range(len(given)) for target in targets]
-    bounds = [(target.model.engine, upper_bound(given[index], target.model.max_length)) for index, target in pairs]
-    places = [(engine.generations, bound + most_new) for engine, bound in bounds for _ in range(wanted.answers)]
-    scores = [(engine.scores, bound) for engine, bound in bounds if wanted.scored]
-    tickets = await admit(request, [*places, *scores], max(1, len(places) * (wanted.max_tokens or 0)))
+    tickets = await _tickets(request, pairs, given, wanted, most_new)
     log_prompts(request, given)
     how = {"add_special_tokens": wanted.add_special_tokens, "with_text": wanted.echoed}
     prompts = await prompts_of(request, given, served, wanted.param, **how)
     read = sum(len(prompts[index].token_ids) for index, _ in pairs)
+    answers = len(pairs) * wanted.answers
     of_minute = left = most_to_answer(request, read)
     if wanted.max_tokens is None:
-        most_new = min(most_new, of_minute // len(places))
+        most_new = min(most_new, of_minute // answers)
         left = await left_to_answer(request, read)
     forms = {model.name: await _tried(request, model, wanted.structure) for model, *_ in targets}
     prepared, reserved = list[PreparedPrompt](), Reserved(request)
-    for number, (index, (model, method, pe_param)) in enumerate(pairs):
+    for (index, (model, method, pe_param)), own_tickets in zip(pairs, tickets, strict=True):
         tokens = len(prompts[index].token_ids)
         max_tokens = max(1, min(most_new, _longest(model, method) - tokens)) if wanted.max_tokens is None else most_new
         check_min_tokens(wanted.min_tokens, max_tokens)
         resolved = check_prompt(prompts[index].token_ids, max_tokens, method, model, wanted.param, pe_param)
         if wanted.scored:
             check_scored(prompts[index].token_ids, model, wanted.param)
-        mine = tickets[number * wanted.answers : (number + 1) * wanted.answers]
-        score_ticket = tickets[len(places) + number] if wanted.scored else None
         length = tokens + max_tokens
         if wanted.max_tokens is None:
-            max_tokens = min(max_tokens, max(left // len(places), wanted.min_tokens, 1))
+            max_tokens = min(max_tokens, max(left // answers, wanted.min_tokens, 1))
         chosen = method.at(length), resolved, length, max_tokens, choice_of(method, length, model, request)
-        own = mine, score_ticket, await _grammars(request, model, wanted, forms[model.name])
+        own = *own_tickets, await _grammars(request, model, wanted, forms[model.name])
         prepared.append(PreparedPrompt(index, prompts[index], model, *chosen, wanted, *own, reserved))
+    await _charge(reserved, prepared, wanted, wanted.param if of_minute < answers else wanted.most_param)
+    return prepared
+
+
+async def _ranged(request: Request, served: ServedModel, targets: Sequence[Target], wanted: Wanted) -> list[Target]:
+    """The targets, with the ranges of ``auto``.
+
+    Raises:
+        CannotGenerate: when one that must answer is only scored.
+    """
+    if wanted.answers:
+        for target in targets:
+            target.model.check_generates()
+    methods = await with_ranges([target.method for target in targets], served, request)
+    return [target._replace(method=method) for target, method in zip(targets, methods, strict=True)]
+
+
+async def _tickets(
+    request: Request,
+    pairs: Sequence[tuple[int, Target]],
+    given: Sequence[str | list[int]],
+    wanted: Wanted,
+    most_new: int,
+) -> list[tuple[list[Ticket], Ticket | None]]:
+    """Tickets of each pair of a prompt and a target: one per answer, and one for scoring.
+
+    Raises:
+        ApiError, QueueFull: from admission.
+    """
+    bounds = [(target.model.engine, upper_bound(given[index], target.model.max_length)) for index, target in pairs]
+    places = [(engine.generations, bound + most_new) for engine, bound in bounds for _ in range(wanted.answers)]
+    scores = [(engine.scores, bound) for engine, bound in bounds if wanted.scored]
+    tickets = await admit(request, [*places, *scores], max(1, len(places) * (wanted.max_tokens or 0)))
+    of_scores: list[Ticket | None] = [*tickets[len(places) :]] if wanted.scored else [None] * len(pairs)
+    return [
+        (tickets[number * wanted.answers : (number + 1) * wanted.answers], of_score)
+        for number, of_score in enumerate(of_scores)
+    ]
+
+
+async def _charge(reserved: Reserved, prepared: Sequence[PreparedPrompt], wanted: Wanted, at_fault: str) -> None:
+    """Count the tokens of all prompts and answers.
+
+    Raises:
+        ApiError: for too many log-probabilities, or a key without so many tokens, by the field ``at_fault``.
+    """
     sizes = [(len(part.prompt.token_ids), wanted.answers * part.max_tokens) for part in prepared]
     check_logprobs(
         wanted.logprobs_param, wanted.alternatives, sum(wanted.copies * prompt + new for prompt, new in sizes)
     )
-    at_fault = wanted.param if of_minute < len(places) else wanted.most_param
     await reserved.charge(sum(prompt for prompt, _ in sizes), sum(new for _, new in sizes), at_fault)
-    return prepared
 
 
 async def _tried(request: Request, model: ServedModel, structure: Structure | None) -> str | None:

@@ -13,6 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 from service.api.generation.pieces import Piece
 from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
 from service.api.generation.prompts import check_at_most
+from service.api.generation.structure import Structure
 from service.api.openai.answers import ChatFinishReason
 from service.api.openai.names import Named, named
 from service.api.openai.schemas import ConversationBody
@@ -21,6 +22,7 @@ from service.api.openai.tools.reading import Reader, Said
 from service.api.quotas import set_deadline
 from service.engine.request import SamplingParams
 from service.errors import bad_request
+from service.models.registry import ServedModel
 from service.models.text.response_templates import shows_special_tokens
 from service.settings import Settings
 
@@ -76,24 +78,12 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
     offer.check(name.served)
     if offer.decides and body.ignore_eos:
         raise bad_request("ignore_eos: not with tools, since nothing follows a call", "ignore_eos")
-    written = body.conversation(), name.served, body.PARAM, offer.for_template()
+    messages, fields = body.conversation()
+    written = messages, name.served, body.PARAM, offer.for_template(), fields
     text = await run_in_threadpool(body.templated, *written)
     form = body.structure()
     thought = await run_in_threadpool(offer.thought, form, name.served, text)
-    wanted = Wanted(
-        most,
-        body.answers,
-        body.stops(),
-        param=body.PARAM,
-        alternatives=body.alternatives,
-        logprobs_param=body.LOGPROBS_PARAM,
-        add_special_tokens=body.special_tokens(name.served),
-        min_tokens=body.min_tokens,
-        cache_salt=body.cache_salt,
-        structure=offer.formed(form, name.served, thought),
-        with_special_tokens=offer.decides or shows_special_tokens(name.served.tokenizer),
-        most_param=field,
-    )
+    wanted = _wanted(body, name.served, offer.formed(form, name.served, thought), offer)
     (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)
 
     def reader() -> Reader:
@@ -101,3 +91,22 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
 
     readers = await run_in_threadpool(lambda: [reader() for _ in range(body.answers)])
     return Conversation(name, prepared, offer, readers)
+
+
+def _wanted(body: ConversationBody, served: ServedModel, structure: Structure | None, offer: Offer) -> Wanted:
+    """The demands of ``body``, whose answers follow ``structure``."""
+    field, most = body.most_tokens
+    return Wanted(
+        most,
+        body.answers,
+        body.stops(),
+        param=body.PARAM,
+        alternatives=body.alternatives,
+        logprobs_param=body.LOGPROBS_PARAM,
+        add_special_tokens=body.special_tokens(served),
+        min_tokens=body.min_tokens,
+        cache_salt=body.cache_salt,
+        structure=structure,
+        with_special_tokens=offer.decides or shows_special_tokens(served.tokenizer),
+        most_param=field,
+    )

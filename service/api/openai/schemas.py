@@ -185,8 +185,8 @@ class ConversationBody(Templating, Asked, ABC):
     parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
 
     @abstractmethod
-    def conversation(self) -> list[dict[str, Any]]:
-        """The messages for chat templates."""
+    def conversation(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """The messages for chat templates, and the field of each."""
 
     @property
     def offer(self) -> Offer:
@@ -260,8 +260,9 @@ class ChatRequest(ConversationBody, GenerationBody):
             raise bad_request("max_tokens: differs from max_completion_tokens, which it means", "max_tokens")
 
     @override
-    def conversation(self) -> list[dict[str, Any]]:
-        return [message.for_template() for message in self.messages]
+    def conversation(self) -> tuple[list[dict[str, Any]], list[str]]:
+        messages = [message.for_template() for message in self.messages]
+        return messages, [f"messages.{place}" for place in range(len(messages))]
 
     @property
     @override

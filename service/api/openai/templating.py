@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -12,13 +12,9 @@ from patches import unknown
 from service.api.openai.body import Body
 from service.errors import ApiError, bad_request
 from service.models.registry import ServedModel
-from service.models.text.chat import (
-    first_dropped,
-    reads_developer,
-    takes_tools,
-    template_options,
-    writes_special_tokens,
-)
+from service.models.text.chat import reads_developer, takes_tools, template_options, writes_special_tokens
+from service.models.text.dropped import Render, rendered
+from service.models.text.response_templates import thinks
 
 MOST_OF_VARIABLES = 1 << 14
 """Characters of a template's variables, as JSON. A template may write them behind each message."""
@@ -52,43 +48,30 @@ class Templating(Body):
         served: ServedModel,
         param: str = "messages",
         tools: Sequence[dict[str, Any]] = (),
+        fields: Sequence[str] = (),
     ) -> str:
         """The conversation of the field ``param`` as one text, by the chat template of ``served``.
 
         A developer is the successor of ``system``: it has this role for a template that does not read its own.
+        ``fields`` are those of the messages: by default the items of ``param``.
 
         Raises:
             ApiError: for a model without a template, or variables, messages or ``tools`` that the template does not
                 take. Also for an answer that both begins and continues.
         """
-        if self.continue_final_message and self.add_generation_prompt:
-            raise bad_request("add_generation_prompt: not with continue_final_message", "add_generation_prompt")
         tokenizer = served.tokenizer
-        if not tokenizer.chat_template:
-            message = (
-                f"{served.name!r} has no chat template: set ROPEWAY_CHAT_TEMPLATE to plain or a file at start-up, "
-                "or use /v1/completions"
-            )
-            raise bad_request(message, "model", "no_chat_template")
+        self._check_template(served, tools)
         try:
-            if tools and not takes_tools(tokenizer):
-                raise bad_request(f"tools: the chat template of {served.name!r} does not write them", "tools")
-            variables = self._variables(tokenizer)
-            if not reads_developer(tokenizer, tools):
-                messages = [_as_system(message) for message in messages]
-            render = self._rendering(tokenizer, tools, variables)
-            text = render(messages, is_open=self.continue_final_message)
-            dropped = first_dropped(messages, render)
+            render = self._rendering(tokenizer, tools, self._variables(tokenizer))
+            takes_developer = reads_developer(tokenizer, tools)
+            own = messages if takes_developer else [_as_system(message) for message in messages]
+            text, dropped = rendered(own, render, is_open=self.continue_final_message)
         except ApiError:
             raise
         except Exception as error:  # a template is a program, and its inputs are the client's
-            given = f"{param} or chat_template_kwargs" if self.chat_template_kwargs else param
-            message = f"{given}: the model's chat template refuses them: {error or type(error).__name__}"
-            raise bad_request(message, param) from error
+            raise self._refused_by_template(param, error) from error
         if dropped is not None:
-            begins, role = dropped["content"][:SHOWN], dropped["role"]
-            message = f"{param}: the model's chat template leaves out the message {begins!r} of the role {role!r}"
-            raise bad_request(message, param)
+            raise _left_out(messages[dropped], fields[dropped] if fields else f"{param}.{dropped}")
         return text
 
     @property
@@ -102,9 +85,24 @@ class Templating(Body):
             return not writes_special_tokens(served.tokenizer)
         return self.add_special_tokens
 
-    def _rendering(
-        self, tokenizer: Any, tools: Sequence[dict[str, Any]], variables: dict[str, Any]
-    ) -> Callable[..., str]:
+    def _check_template(self, served: ServedModel, tools: Sequence[dict[str, Any]]) -> None:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise bad_request("add_generation_prompt: not with continue_final_message", "add_generation_prompt")
+        if not served.tokenizer.chat_template:
+            message = (
+                f"{served.name!r} has no chat template: set ROPEWAY_CHAT_TEMPLATE to plain or a file at start-up, "
+                "or use /v1/completions"
+            )
+            raise bad_request(message, "model", "no_chat_template")
+        if tools and not takes_tools(served.tokenizer):
+            raise bad_request(f"tools: the chat template of {served.name!r} does not write them", "tools")
+
+    def _refused_by_template(self, param: str, error: Exception) -> ApiError:
+        given = f"{param} or chat_template_kwargs" if self.chat_template_kwargs else param
+        message = f"{given}: the model's chat template refuses them: {error or type(error).__name__}"
+        return bad_request(message, param)
+
+    def _rendering(self, tokenizer: Any, tools: Sequence[dict[str, Any]], variables: dict[str, Any]) -> Render:
         """From messages to their text, in which the last one may be open."""
         begins = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
@@ -132,7 +130,7 @@ class Templating(Body):
         known = template_options(tokenizer) if self.chat_template_kwargs or effort else []
         if self.chat_template_kwargs:
             self._check_variables(known)
-        if effort is None:
+        if effort is None or (effort == "none" and EFFORT not in known and not thinks(tokenizer)):
             return self.chat_template_kwargs
         if EFFORT not in known:
             reads = f"chat_template_kwargs has those that it does: {', '.join(known)}" if known else "It reads none"
@@ -156,3 +154,10 @@ class Templating(Body):
 def _as_system(message: dict[str, Any]) -> dict[str, Any]:
     """The message, by ``system`` if a developer wrote it."""
     return {**message, "role": "system"} if message["role"] == "developer" else message
+
+
+def _left_out(message: dict[str, Any], field: str) -> ApiError:
+    """The refusal of a message that the client sent in ``field``."""
+    begins, role = message["content"][:SHOWN], message["role"]
+    says = f"{field}: the model's chat template leaves out this message of the role {role!r}, {begins!r}. "
+    return bad_request(f"{says}Put its text into a message of another role", field)

@@ -59,7 +59,7 @@ INSTEAD = {
     "guided_grammar": "structured_outputs has json, json_object, regex and choice",
     "guided_json": "structured_outputs.json does it",
     "guided_regex": "structured_outputs.regex does it",
-    "reasoning_effort": "conversations take it in chat_template_kwargs",
+    "reasoning_effort": "Chats take it as reasoning_effort, responses as reasoning.effort",
 }
 """The ways here to what some of these fields ask for."""
 

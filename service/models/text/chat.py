@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -65,30 +65,6 @@ def takes_tools(tokenizer: Any) -> bool:
 def reads_developer(tokenizer: Any, tools: Sequence[dict[str, Any]] = ()) -> bool:
     """True if the tokenizer's template has a rule for the role ``developer``."""
     return "developer" in _texts(tokenizer.get_chat_template(tools=list(tools) or None))
-
-
-Messages = list[dict[str, Any]]
-
-MARK = re.compile(r"text\d+end")
-
-
-def first_dropped(messages: Messages, render: Callable[[Messages], str]) -> dict[str, Any] | None:
-    """The first message whose text ``render`` leaves out wherever it is: a template without a rule for its role.
-
-    Each text becomes a mark, so texts that a template trims or spells otherwise are found too. Beside calls a text may
-    go: Llama 3.1 writes the calls alone.
-    """
-    marks = {
-        place: f"text{place}end"
-        for place, message in enumerate(messages)
-        if message["content"].strip() and not message.get("tool_calls")
-    }
-    marked = [{**message, "content": marks.get(place, message["content"])} for place, message in enumerate(messages)]
-    try:
-        written = set(MARK.findall(render(marked)))
-    except Exception:  # a template that checks texts has had the real ones
-        return None
-    return next((messages[place] for place, mark in marks.items() if mark not in written), None)
 
 
 @lru_cache(maxsize=16)

@@ -19,15 +19,16 @@ END = "<|im_end|>"
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
     'Call as <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>\n{% endif %}'
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for message in messages %}{% if loop.first or message.role != 'system' %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}"
     "{% for call in message.tool_calls or [] %}"
     '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
-    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% if begun %}<think>\n{% endif %}"
     "{% if hushed %}<think>\n\n</think>\n\n{% endif %}{{ script }}{% endif %}"
 )
 """A template in the manner of Qwen's, with tools. The variable ``script`` is the name of an answer. With ``begun`` the
-prompt begins its reasoning, and with ``hushed`` it ends it too."""
+prompt begins its reasoning, and with ``hushed`` it ends it too. A later message of the system is left out."""
 
 ANCHOR = r"<\|im_start\|>assistant\n(?:(?!<think>).)*"
 """An answer begins behind its name."""

@@ -41,6 +41,13 @@ def test_anything_else_is_refused_by_name(http: httpx.Client, path: str) -> None
         assert error["message"].endswith(does) == (name in {"guided_choice", "guided_json", "guided_regex"})
 
 
+def test_an_effort_of_reasoning_is_for_chats(http: httpx.Client) -> None:
+    reply = http.post("/v1/completions", json={**BODIES["/v1/completions"], "reasoning_effort": "low"})
+    assert reply.json()["error"]["message"].endswith(
+        "leave it out. Chats take it as reasoning_effort, responses as reasoning.effort"
+    )
+
+
 def test_a_field_inside_is_named_once(http: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "The", "refusal": "no"}]}
     error = http.post("/v1/chat/completions", json=body).json()["error"]

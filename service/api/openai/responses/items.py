@@ -23,9 +23,6 @@ STORES_NOTHING = (
 Status = Literal["in_progress", "completed", "incomplete"]
 Id = Annotated[str, Field(max_length=256)]
 
-MAX_SHOWN = 64
-"""Characters of a type that an error repeats."""
-
 
 class InputItem(Body):
     """An item, also as a client stores one: with null in fields that only its library knows."""
@@ -142,7 +139,7 @@ def _known(value: Any) -> Any:
     if kind == "item_reference" or (kind is None and value.keys() <= {"id", "type"} and "id" in value):
         raise problem("reference", STORES_NOTHING, "type")
     if kind is not None and str(kind) not in KINDS:
-        raise problem("item_type", f"must be one of {', '.join(KINDS)}, not {str(kind)[:MAX_SHOWN]!r}", "type")
+        raise problem("item_type", f"must be one of {', '.join(KINDS)}", "type")
     return value
 
 
@@ -162,10 +159,14 @@ Input = Annotated[
 ]
 
 
-def conversation_of(items: Iterable[Any]) -> list[dict[str, Any]]:
-    """Messages for chat templates. Reasoning, text and calls of an assistant in a row are one message."""
+def conversation_of(items: Iterable[Any]) -> tuple[list[dict[str, Any]], list[int]]:
+    """Messages for chat templates, and the place of the item that each has its text from.
+
+    Reasoning, text and calls of an assistant in a row are one message.
+    """
     messages: list[dict[str, Any]] = []
-    for message in (item.for_template() for item in items):
+    places: list[int] = []
+    for place, message in enumerate(item.for_template() for item in items):
         last = messages[-1] if messages and messages[-1]["role"] == "assistant" == message["role"] else None
         if last is not None and "tool_calls" in message:
             last["tool_calls"] = [*last.get("tool_calls", []), *message["tool_calls"]]
@@ -173,9 +174,11 @@ def conversation_of(items: Iterable[Any]) -> list[dict[str, Any]]:
             thoughts = last.get("reasoning_content", "") + message.get("reasoning_content", "")
             added = {**message, "reasoning_content": thoughts}
             last.update({name: value for name, value in added.items() if value})
+            places[-1] = place
         else:
             messages.append(message)
-    return messages
+            places.append(place)
+    return messages, places
 
 
 def new_id(kind: str) -> str:

@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from service.api.generation.pieces import Piece, Token
-from service.api.openai.tools.reading import Said
+
+
+class _Held(NamedTuple):
+    """A piece whose tokens may still become text: its place in the raw text, and its tokens."""
+
+    start: int
+    stop: int
+    tokens: list[Token]
+
+    @property
+    def is_silent(self) -> bool:
+        """True if the piece has no text. Its tokens belong to the text that follows."""
+        return self.start == self.stop
+
+    def is_in(self, begin: int, end: int) -> bool:
+        return self.start < end and self.stop > begin
 
 
 class TextTokens:
     """The tokens that the text of an answer is made of. A reader may hold text back until it knows its kind."""
 
     def __init__(self) -> None:
-        self._held: list[tuple[int, list[Token]]] = []
-        """Per piece the characters of its raw text, and its tokens."""
+        self._held: list[_Held] = []
+        self._taken = 0
 
-    def take(self, piece: Piece, said: Said) -> list[Token]:
-        """Tokens of the text that is said now. The last ones may have no text, such as the token that ends it."""
-        self._held.append((len(piece.text), piece.tokens))
-        if not said.text and piece.finish_reason is None:
+    def take(self, piece: Piece, text: str, behind: int) -> list[Token]:
+        """Tokens of the ``text`` that is said now, with ``behind`` characters of raw text behind it.
+
+        A piece goes with its first character that is said. At the end, tokens without text follow the last one.
+        """
+        start, self._taken = self._taken, self._taken + len(piece.text)
+        self._held.append(_Held(start, self._taken, piece.tokens))
+        is_last = piece.finish_reason is not None
+        if not text and not is_last:
             return []
-        missing, start = len(said.text), len(self._held)
-        while start and (missing > 0 or not self._held[start - 1][0]):
-            start -= 1
-            missing -= self._held[start][0]
-        found, self._held = self._held[start:], []
-        return [token for _, tokens in found for token in tokens]
+        end = self._taken - behind if text else self._taken
+        begin = end - len(text)
+        last = self._taken if is_last else end - 1  # place of a last token without text
+        found = [
+            held for held in self._held if held.is_in(begin, end) or (held.is_silent and begin <= held.stop <= last)
+        ]
+        self._held = [held for held in self._held if held.start >= end]
+        return [token for held in found for token in held.tokens]

@@ -69,7 +69,8 @@ class _Answer:
     def _logprobs(self, part: Part) -> list[ChatToken]:
         if self._body.alternatives is None:
             return []
-        return logprobs.chat(self._tokens.take(part.piece, part.said), self._names).content
+        tokens = self._tokens.take(part.piece, part.said.text, self._conversation.readers[0].behind)
+        return logprobs.chat(tokens, self._names).content
 
     async def stream(self, emit: Emit) -> None:
         def send(kind: str, **fields: Any) -> None:

@@ -87,11 +87,13 @@ class ResponsesRequest(ConversationBody):
         return None if self.text.format is None else self.text.format.structure("text.format")
 
     @override
-    def conversation(self) -> list[dict[str, Any]]:
-        before = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+    def conversation(self) -> tuple[list[dict[str, Any]], list[str]]:
+        leads = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        fields = ["instructions" for _ in leads]
         if isinstance(self.input, str):
-            return [*before, {"role": "user", "content": self.input}]
-        return [*before, *conversation_of(self.input)]
+            return [*leads, {"role": "user", "content": self.input}], [*fields, "input"]
+        messages, places = conversation_of(self.input)
+        return [*leads, *messages], [*fields, *(f"input.{place}" for place in places)]
 
     @property
     @override

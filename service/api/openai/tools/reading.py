@@ -47,9 +47,13 @@ class Said:
 
 
 class Reader(ABC):
-    """Turns the raw text of one answer into what it says. ``has_thought``: its reasoning has ended."""
+    """Turns the raw text of one answer into what it says. ``has_thought``: its reasoning has ended.
+
+    ``behind`` counts the characters of raw text behind the end of the text that is said so far.
+    """
 
     has_thought = False
+    behind = 0
 
     @abstractmethod
     def take(self, raw: str, *, final: bool) -> Said:
@@ -81,6 +85,11 @@ class FormedReader(Reader):
 
     @override
     def take(self, raw: str, *, final: bool) -> Said:
+        said = self._read(raw, final=final)
+        self.behind = self._thoughts.behind + (self._body.behind if self._body else 0)
+        return said
+
+    def _read(self, raw: str, *, final: bool) -> Said:
         said = self._thoughts.take(raw, final=final)
         text = said.text
         if not self._has_begun:
@@ -113,7 +122,7 @@ class ForcedReader(Reader):
     @override
     def take(self, raw: str, *, final: bool) -> Said:
         said = self._inner.take(raw, final=final)
-        self._raw += said.text
+        self._raw, self.behind = self._raw + said.text, self._inner.behind
         if not final:
             return Said(reasoning=said.reasoning)
         calls, rest = _whole_calls(self._raw)
@@ -150,9 +159,13 @@ class TemplateReader(Reader):
 
     @override
     def take(self, raw: str, *, final: bool) -> Said:
-        parts = [self._one(letter) for letter in raw]
+        parts = []
+        for letter in raw:
+            parts.append(self._one(letter))
+            self._place(parts[-1], self.behind + 1)
         if final:
             parts.append(self._end())
+            self._place(parts[-1], self.behind)
         return Said(
             "".join(part.text for part in parts),
             "".join(part.reasoning for part in parts),
@@ -161,7 +174,16 @@ class TemplateReader(Reader):
 
     def stop(self) -> str:
         """Read no more: the text that has not come out yet, and all that follows is text."""
-        return "" if self._failed else self._rest().text
+        rest = Said() if self._failed else self._rest()
+        self._place(rest, self.behind)
+        return rest.text
+
+    def _place(self, said: Said, otherwise: int) -> None:
+        """Count what is behind the text that is ``said`` now: what has not come out, or ``otherwise`` without any."""
+        if said.text:
+            self.behind = 0 if self._failed else len(self._raw)
+        else:
+            self.behind = otherwise
 
     def _one(self, letter: str) -> Said:
         if self._failed:
@@ -207,6 +229,11 @@ class TemplateReader(Reader):
                 own = chunk[min(self._held, len(chunk)) :]
                 self._held -= len(chunk) - len(own)
                 text, reasoning = (text + own, reasoning) if field == "content" else (text, reasoning + own)
-                pending = pending.removeprefix(own)
+                pending = pending.removeprefix(own) if field in REASONING else _behind(own, pending)
         self._raw = pending
         return Said(text, reasoning, tuple(calls))
+
+
+def _behind(own: str, raw: str) -> str:
+    """The part of ``raw`` behind a text. A template may strip the blanks before it."""
+    return raw.partition(own)[2] if own and own in raw else raw

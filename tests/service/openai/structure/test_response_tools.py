@@ -132,12 +132,13 @@ def test_an_assistants_items_in_a_row_are_one_message() -> None:
         {"role": "assistant", "content": "a"},
         {"role": "assistant", "content": "b"},
     ]
-    found = conversation_of(ResponsesRequest.model_validate({"input": items}).input)
+    found, places = conversation_of(ResponsesRequest.model_validate({"input": items}).input)
     assert [message["role"] for message in found] == ["assistant", "tool", "tool", *["assistant"] * 3]
     assert (found[0]["reasoning_content"], found[0]["content"]) == ("hm", "So:")
     assert [each["id"] for each in found[0]["tool_calls"]] == ["1", "2"]
     assert found[0]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert [message["content"] for message in found[1:]] == ["x", "y", "", "a", "b"]
+    assert places == [2, 5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,11 @@ def test_an_assistants_items_in_a_row_are_one_message() -> None:
         ({"input": [{"type": "function_call_output", "output": "a"}]}, "input.0.call_id", "required"),
         ({"input": [CALL, {"type": "item_reference", "id": "a"}]}, "input.1.type", "stores no items"),
         ({"input": [{"id": "a"}]}, "input.0.type", "Send the item itself; clients do that with store: false"),
-        ({"input": [{"type": "mcp_call"}]}, "input.0.type", "function_call, function_call_output, reasoning, not 'mcp"),
+        (
+            {"input": [{"type": "mcp_call"}]},
+            "input.0.type",
+            "message, function_call, function_call_output, reasoning, not 'mcp_call'",
+        ),
         ({"input": [{"type": ["message"]}]}, "input.0.type", "must be one of message, function_call"),
         ({"input": ["message"]}, "input.0", "must be an object"),
         (
@@ -165,3 +170,4 @@ def test_refusals_name_the_field(parroting: httpx.Client, change: dict[str, Any]
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param)
     assert says in error["message"]
+    assert error["message"].count(", not ") <= 1

@@ -9,9 +9,12 @@ import httpx
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from service.api.openai.messages import Message
+from service.api.openai.schemas import ChatRequest
 from service.api.openai.templating import Templating
 from service.errors import ApiError
 from service.models.text.chat import PLAIN, template_options
+from service.models.text.response_templates import BUILT_IN
 from tests.service.openai.conftest import answer
 
 MESSAGES = [{"role": "user", "content": "The 3 ropes?"}, {"role": "assistant", "content": "They are"}]
@@ -150,33 +153,13 @@ def test_effort_is_a_variable_of_the_template(
 NEW = {PATH: "max_tokens", "/v1/responses": "max_output_tokens"}
 """Field of the most new tokens."""
 
-BY_ROLE = (
-    "{% for m in messages %}{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}[{{ m.role }}]"
-    "{{ m.content | trim | tojson }}{% elif m.role == 'assistant' %}{{ m.tool_calls[0].function.name }}"
-    "{% elif m.role == 'system' and loop.first %}[S]{{ m.content }}{% endif %}{% endfor %}"
-)
-"""A template in the manner of Hermes, which has no rule for a developer or for a tool."""
 
-
-@pytest.mark.parametrize(
-    ("template", "roles", "says"),
-    [
-        (BY_ROLE, ["developer", "user", "assistant"], '[S] "a"[user]"\\"a\\""[assistant]"\\"a\\""'),
-        (BY_ROLE.replace("'system'", "'developer'"), ["developer"], '[S] "a"'),
-        (BY_ROLE.replace("'user'", "'developer'"), ["developer"], '[developer]"\\"a\\""'),
-        (BY_ROLE, ["user", "tool"], "message ' \"a\"' of the role 'tool'"),
-        (BY_ROLE, ["user", "developer"], "message ' \"a\"' of the role 'system'"),
-    ],
-)
-def test_no_message_vanishes(tokenizer: Any, template: str, roles: list[str], says: str) -> None:
-    own: Any = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(tokenizer.name_or_path))
-    own.tokenizer.chat_template = template
-    messages: list[dict[str, Any]] = [{"role": role, "content": ' "a"'} for role in roles]
-    if says.startswith("message"):
-        with pytest.raises(ApiError, match=says):
-            Templating().templated(messages, own)
-        return
-    assert Templating().templated(messages, own) == says
-    call = {"role": "assistant", "content": "left out", "tool_calls": [{"function": {"name": "f"}}]}
-    blank = {"role": "tool", "content": " "}
-    assert Templating().templated([*messages, call, blank], own) == f"{says}f"
+def test_no_effort_asks_nothing_of_a_model_that_does_not_reason(tokenizer: Any) -> None:
+    own = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    own.response_template, own.chat_template = BUILT_IN["hermes"], "{{ messages[0].content }}"
+    asked = ChatRequest(model="m", messages=[Message(role="user", content="a")], reasoning_effort="none")
+    messages, _ = asked.conversation()
+    assert asked.templated(messages, SimpleNamespace(tokenizer=own)) == "a"  # type: ignore[arg-type]
+    own.chat_template += "{% if hush %}</think>{% endif %}"
+    with pytest.raises(ApiError, match="has those that it does: hush"):
+        asked.templated(messages, SimpleNamespace(tokenizer=own))  # type: ignore[arg-type]
