@@ -167,6 +167,18 @@ async def _run(
     return result
 
 
+def alone(tickets: dict[str, Ticket], model: str) -> Ticket | None:
+    """The ticket of a model, taken out. If it waits, or there is none yet, the others are given back.
+
+    Two requests, each with the memory of one model, would wait for that of the other.
+    """
+    ticket = tickets.pop(model, None)
+    if ticket is None or not ticket.granted.is_set():
+        while tickets:
+            tickets.popitem()[1].leave()
+    return ticket
+
+
 async def _run_stage(
     plan: Plan,
     first: int,
@@ -199,7 +211,7 @@ async def _run_stage(
         for unit in units:
             scored[unit.method.method] += unit.tokens
         part: list[Measured] = await served.engine.score(
-            run_units(units), held, report, scored=scored, ticket=tickets.pop(name, None)
+            run_units(units), held, report, scored=scored, ticket=alone(tickets, name)
         )
         done += sum(unit.tokens for unit in units)
         measured.update(zip(indices, part, strict=True))

@@ -68,7 +68,7 @@ def subjects_of(
             model.patch.resolve(confirmed, longest)
         except ValueError as error:
             raise InvalidEvaluation(f"methods.{index}", str(error)) from error
-        subjects.append(Subject(confirmed, model.patch, model.name, model.engine.scores.most))
+        subjects.append(Subject(confirmed, model.patch, model.name, model.engine.scores.most, model.score_room))
     return list(dict.fromkeys(subjects))
 
 
@@ -251,7 +251,11 @@ def _fits_memory(plan: Plan, settings: Settings, param: str) -> None:
     """
     passes = {(unit.subject, pass_memory.longest_pass(unit)): unit for unit in plan.units}
     for (subject, tokens), unit in passes.items():
+        needed = pass_memory.pass_bytes(subject.patch, tokens, settings.score_chunk, unit.resolved)
+        about = f"this pass needs about {needed >> 20} MB beyond the weights"
         if subject.most is not None and pass_memory.held_tokens(unit, settings.score_chunk) > subject.most:
-            needed = pass_memory.pass_bytes(subject.patch, tokens, settings.score_chunk, unit.resolved)
-            fits = f"at most {subject.most} tokens, and this pass needs about {needed >> 20} MB beyond the weights"
+            fits = f"at most {subject.most} tokens, and {about}"
             raise InvalidEvaluation(param, f"{tokens} is beyond what this server scores: {fits}")
+        if subject.room is not None and needed > subject.room:
+            room = f"weights and caches leave {subject.room >> 20} MB"
+            raise InvalidEvaluation(param, f"{tokens} is beyond what this server scores: {about}, and {room}")

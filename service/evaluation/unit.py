@@ -36,13 +36,15 @@ def token_digest(token_ids: Sequence[int] | np.ndarray) -> str:
 class Subject(NamedTuple):
     """A method and its model: a method may name a variant of the requested model.
 
-    ``most`` is the memory that passes of the model may take, in tokens; None: no limit.
+    ``most`` is the memory that passes of the model may take, in tokens; ``room`` are the bytes that weights and caches
+    leave to them and their steps. None: no limit.
     """
 
     method: Method
     patch: Patched
     model: str
     most: int | None = None
+    room: int | None = None
 
     @property
     def label(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -57,7 +57,8 @@ class ServedModel:
     """One model in memory with its engine, tokenizer and limits.
 
     ``contents`` identifies its configuration and weights, ``fingerprint`` the numerics too. ``base`` is the model of an
-    adapter. ``memory`` is in bytes. ``policy`` is the operator's. ``score_chunk`` bounds the chunks of its passes.
+    adapter. ``memory`` is in bytes. ``policy`` is the operator's. ``score_chunk`` bounds the chunks of its passes,
+    ``score_room`` is the memory of its device that weights and caches leave to them.
     """
 
     name: str
@@ -72,6 +73,7 @@ class ServedModel:
     quantization: Quantization | None = None
     policy: Policy | None = None
     score_chunk: int | None = None
+    score_room: int | None = None
 
     def check_generates(self) -> None:
         """Raises:
@@ -191,11 +193,14 @@ class ModelRegistry:
         """Bound the passes of every model, now that all are loaded. Those of a device share its memory."""
         by = "default" if settings.score_tokens is None else "ROPEWAY_SCORE_TOKENS"
         pools = {device: Pool(score_bytes(left)) for device, left in self._left.items()}
-        for served in self:
-            pool = pools[served.patch.model.device]
-            tokens = score_tokens(served.patch, pool.capacity, settings)
-            served.engine.scores.join(pool, score_bytes_per_token(served.patch), tokens)
-            log.info("scores_bounded", model=served.name, tokens=tokens, by=by)
+        for name, served in self._models.items():
+            device = served.patch.model.device
+            tokens = score_tokens(served.patch, pools[device].capacity, settings)
+            served.engine.scores.join(pools[device], score_bytes_per_token(served.patch), tokens)
+            self._models[name] = replace(served, score_room=self._left[device])
+            log.info("scores_bounded", model=name, tokens=tokens, by=by)
+            if tokens < min(served.trained_length, settings.score_tokens or MOST_TOKENS):
+                log.warning("little_memory_for_evaluations", model=name, tokens=tokens)
 
     def _memory(self, checkpoint: Checkpoint, cache: int) -> Memory:
         own = places(checkpoint.model)

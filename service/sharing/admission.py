@@ -226,7 +226,9 @@ class Admission:
             waiting.append(ticket)
         self._queue = waiting
         if self._pool is not None:
-            self._pool.waits(self, None if blocked is None else blocked.arrived)
+            # One that its own budget has no room for keeps nobody out of the pool.
+            waits = blocked is not None and self.reserved + blocked.needed <= self.capacity
+            self._pool.waits(self, blocked.arrived if waits and blocked is not None else None)
         return len(waiting) < before
 
     def _in_share(self, ticket: Ticket) -> bool:

@@ -29,7 +29,10 @@ DOCUMENTATION = re.compile(r"/docs(/.*)?|/openapi\.json")
 """Paths that need no key with ``open_docs``."""
 
 UNCOUNTED = re.compile(r"GET /jobs/[^/]+/events|DELETE /jobs/[^/]+")
-"""Requests without a limit at a time: following a job costs nothing while it waits, and ending one makes room."""
+"""Requests beside the limit at a time: following a job costs nothing while it waits, and ending one makes room."""
+
+BESIDE = 16
+"""Uncounted requests of a key at a time for each that it may have: connections are shared with other keys."""
 
 log = structlog.get_logger()
 
@@ -66,13 +69,10 @@ class ApiKeys:
         self.reload_if_changed()
         return frozenset(known[:SHOWN] for known in (*self._fixed, *self._from_file))
 
-    def require(self, tenant: str) -> None:
-        """Raises:
-        ApiError: 401 when the key of ``tenant`` was revoked after its request began.
-        """
+    def has(self, tenant: str) -> bool:
+        """True while the key of ``tenant`` is valid, and where no key is asked for."""
         tenants = self.tenants()
-        if tenants is not None and tenant not in tenants:
-            raise _unauthorized()
+        return tenants is None or tenant in tenants
 
     def reload_if_changed(self) -> None:
         version = self._seen()
@@ -98,6 +98,7 @@ class AccessControl:
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, concurrency: Concurrency, open_docs: bool = False) -> None:
         self.app, self._keys, self._concurrency, self._open_docs = app, keys, concurrency, open_docs
+        self._beside = Concurrency(None if concurrency.most is None else BESIDE * concurrency.most)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or self._is_open(scope["path"]):
@@ -106,29 +107,29 @@ class AccessControl:
         if self._keys.asked_for:
             tenant = self._keys.tenant_of(_presented(Headers(scope=scope)))
             if tenant is None:
-                await answer(_unauthorized())(scope, receive, send)
+                await answer(unauthorized())(scope, receive, send)
                 return
             context.current().tenant = tenant
             structlog.contextvars.bind_contextvars(tenant=tenant)
-        if UNCOUNTED.fullmatch(f"{scope['method']} {scope['path']}"):
-            await self.app(scope, receive, send)
-            return
-        await self._counted(context.current().tenant, scope, receive, send)
+        beside = UNCOUNTED.fullmatch(f"{scope['method']} {scope['path']}")
+        await self._counted(self._beside if beside else self._concurrency, scope, receive, send)
 
-    async def _counted(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _counted(self, concurrency: Concurrency, scope: Scope, receive: Receive, send: Send) -> None:
+        tenant = context.current().tenant
         try:
-            place = await self._concurrency.enter(tenant)
+            place = await concurrency.enter(tenant)
         except LimitsOutOfReach as error:
             await answer(error)(scope, receive, send)
             return
         if place is None:
-            message = f"this API key has {self._concurrency.most} requests running, the most it may have"
+            kind = "requests running" if concurrency is self._concurrency else "jobs followed or cancelled"
+            message = f"this API key has {concurrency.most} {kind}, the most it may have"
             await answer(ApiError(429, message, code="too_many_requests"))(scope, receive, send)
             return
         try:
             await self.app(scope, receive, send)
         finally:
-            await self._concurrency.leave(tenant, place)
+            await concurrency.leave(tenant, place)
 
     def _is_open(self, path: str) -> bool:
         return bool(OPEN.fullmatch(path) or (self._open_docs and DOCUMENTATION.fullmatch(path)))
@@ -140,6 +141,6 @@ def _presented(headers: Headers) -> list[str]:
     return [key for key in (*keys, headers.get("x-api-key", "")) if key]
 
 
-def _unauthorized() -> ApiError:
+def unauthorized() -> ApiError:
     message = "no valid API key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`"
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

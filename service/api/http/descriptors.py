@@ -31,6 +31,6 @@ def allow_descriptors(connections: int) -> None:
             lower = f"set it to at most {most}, or raise the limit" if most > 0 else "raise the limit"
             raise TooFewDescriptors(
                 f"ROPEWAY_MAX_CONNECTIONS={connections} needs {needed} open files and the system allows {hard}: "
-                f"{lower} (ulimit -n)"
+                f"{lower} (ulimit -Hn)"
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -175,7 +175,7 @@ def plan_of(request: LongPerplexityRequest, models: ModelRegistry, settings: Set
     same_tokens(request, served, evaluator, measured, settings)
     plan = LongPerplexityPlan(
         measured=measured,
-        evaluator=Subject(method, evaluator.patch, evaluator.name, most),
+        evaluator=Subject(method, evaluator.patch, evaluator.name, most, evaluator.score_room),
         contexts=contexts,
         alpha=request.alpha,
         beta=request.beta,

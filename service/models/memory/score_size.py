@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from patches import Patched
-from service.models.checkpoint.loading import ModelLoadError
 from service.models.memory.cache_size import cache_bytes_per_token
 from service.settings import Settings
 
@@ -21,7 +20,7 @@ def spread(patch: Patched) -> float:
 
     A cache that evicts grows by copying, and grouped heads are expanded.
     """
-    queries: int = patch.geometry.num_attention_heads
+    queries: float = patch.geometry.num_attention_heads / patch.ranks.size
     return 1 + 2 * max(queries / patch.cached.heads, 1.0)
 
 
@@ -37,19 +36,5 @@ def score_bytes(left: int) -> int:
 
 
 def score_tokens(patch: Patched, room: int, settings: Settings) -> int:
-    """Tokens of a model's passes: as configured; else what fits into ``room`` bytes, at most ``MOST_TOKENS``.
-
-    Raises:
-        ModelLoadError: when what is configured exceeds that.
-    """
-    per_token = score_bytes_per_token(patch)
-    most = max(2, room // per_token)
-    if settings.score_tokens is None:
-        return min(MOST_TOKENS, most)
-    if settings.score_tokens > most:
-        needed = settings.score_tokens * per_token
-        raise ModelLoadError(
-            f"ROPEWAY_SCORE_TOKENS: {settings.score_tokens} needs {needed >> 20} MiB and passes may take {room >> 20} "
-            f"MiB, two thirds of what weights and caches leave: at most {most} tokens fit"
-        )
-    return settings.score_tokens
+    """Tokens of a model's passes: what fits into ``room`` bytes, at most as configured, else ``MOST_TOKENS``."""
+    return min(settings.score_tokens or MOST_TOKENS, max(2, room // score_bytes_per_token(patch)))

@@ -177,7 +177,7 @@ def test_too_few_open_files_are_found_before_the_model_is_looked_for(monkeypatch
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
     result = ropeway("serve", "--port", "0", "--model", "/no/such/model")
     told = "error: ROPEWAY_MAX_CONNECTIONS=1000 needs 1384 open files and the system allows 1024: set it to at most 640"
-    assert (result.exit_code, result.stderr.strip()) == (1, f"{told}, or raise the limit (ulimit -n)")
+    assert (result.exit_code, result.stderr.strip()) == (1, f"{told}, or raise the limit (ulimit -Hn)")
 
 
 def test_an_address_of_another_machine_is_named() -> None:

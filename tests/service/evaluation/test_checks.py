@@ -196,6 +196,10 @@ def test_a_pass_beyond_the_memory_of_all_passes_is_refused(
     with pytest.raises(InvalidEvaluation, match=r"512 is beyond what .*: at most 511 .* about 3\d MB") as refused:
         planned(models, evaluation)
     assert refused.value.param == ("length" if evaluation == "recommend" else "lengths")
+    monkeypatch.setattr(models.default.engine.scores, "capacity", 512)
+    monkeypatch.setitem(models._models, models.default.name, replace(models.default, score_room=30 << 20))
+    with pytest.raises(InvalidEvaluation, match=r"about 3\d MB beyond the weights, and weights and caches leave 30 MB"):
+        planned(models, evaluation)
 
 
 def test_what_leaves_the_cache_needs_no_memory(models: ModelRegistry, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service import context
+from service.api.evaluations import alone
 from service.context import RequestContext
 from service.sharing.admission import Admission, QueueFull, Ticket, TooLarge
 from service.sharing.pool import Pool
@@ -92,6 +93,32 @@ async def test_the_budgets_of_a_pool_share_its_bytes_and_none_starves() -> None:
     waits.leave()
     later.leave()
     assert pool.reserved == small.reserved == large.reserved == 0
+
+
+async def test_one_that_its_own_budget_has_no_room_for_keeps_no_other_out() -> None:
+    pool, full, other = Pool(1000), Admission(0, 99), Admission(0, 99)
+    full.join(pool, 1, 10)
+    other.join(pool, 1, 10)
+    (first,), (waits,) = enter(full, "anna", 10), enter(full, "berta", 5)
+    (later,) = enter(other, "carla", 10)
+    assert (granted([first, later]), granted([waits])) == (2, 0)
+
+
+async def test_a_request_waits_for_a_model_with_the_memory_of_no_other() -> None:
+    """Two that waited for each other's never ended."""
+    pool, one, two = Pool(100), Admission(0, 99), Admission(0, 99)
+    one.join(pool, 1, 100)
+    two.join(pool, 1, 100)
+    (held,), (waits,) = enter(one, "anna", 60), enter(two, "anna", 60)
+    tickets = {"one": held, "two": waits}
+    assert alone(tickets, "one") is held
+    assert (list(tickets), one.reserved) == (["two"], 60)
+    tickets["one"] = held
+    assert alone(tickets, "two") is waits
+    assert (tickets, one.reserved, granted([waits])) == ({}, 0, 1)
+    (again,) = enter(one, "anna", 40)
+    assert alone({"one": again}, "evaluator") is None
+    assert one.reserved == 0
 
 
 @given(

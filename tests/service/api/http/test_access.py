@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
 
 from service.api.http import key_file
-from service.api.http.access import ApiKeys
+from service.api.http.access import BESIDE, ApiKeys
 from service.api.http.key_file import InvalidKeyFile, hash_of, read_hashes
 from service.cli.commands import app as ropeway
 from service.cli.shared.client import client_of
@@ -222,6 +224,12 @@ def test_one_key_may_have_so_many_requests_at_a_time(checkpoints: Path) -> None:
             following = events.iter_lines()
             next(following)
             assert httpx.get(f"{url}/jobs/{job}", headers=ANN).status_code == 200
+        with ExitStack() as followed:
+            codes = [
+                followed.enter_context(httpx.stream("GET", f"{url}/jobs/{job}/events", headers=ANN)).status_code
+                for _ in range(BESIDE + 1)
+            ]
+            assert Counter(codes) == {200: BESIDE, 429: 1}
         body = {"prompt": [5, 6, 7], "max_new_tokens": 1500, "stream": True}
         with httpx.stream("POST", f"{url}/generate", json=body, headers=ANN) as running:
             lines = running.iter_lines()  # kept: httpx closes the connection with its iterator
