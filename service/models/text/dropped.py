@@ -67,6 +67,8 @@ def _first_dropped(messages: Messages, text: str, render: Render) -> int | None:
     places = [
         place for place, message in enumerate(messages) if message["content"].strip() and not message.get("tool_calls")
     ]
+    if _are_in_order([messages[place]["content"].strip() for place in places], text):
+        return None  # nearly always: a second rendering would take as long as the first
     marked = [dict(message) for message in messages]
     for place in places:
         marked[place]["content"] = _mark(place)
@@ -78,6 +80,17 @@ def _first_dropped(messages: Messages, text: str, render: Render) -> int | None:
         if place not in written and messages[place]["content"].strip() not in text:
             missing.setdefault(messages[place]["role"], place)
     return next((place for place in missing.values() if not _is_written_earlier(messages, place, render)), None)
+
+
+def _are_in_order(contents: Iterable[str], text: str) -> bool:
+    """True if all ``contents`` follow each other in ``text``, which is read once."""
+    end = 0
+    for content in contents:
+        begin = text.find(content, end)
+        if begin < 0:
+            return False
+        end = begin + len(content)
+    return True
 
 
 def _is_written_earlier(messages: Messages, place: int, render: Render) -> bool:

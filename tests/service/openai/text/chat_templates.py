@@ -101,6 +101,7 @@ _JSON = """
 {%- endfor %}"""
 
 _SHORT = _JSON.replace('[0] == "{" and m.content[-1] == "}"', " | length == 15").replace(" | tojson", "")
+_SHORT = _SHORT.replace('!= "tool" %}{{ m.content', '!= "tool" %}{{ m.content | upper')
 
 RULES = {
     "Mistral v0.3": _MISTRAL,
@@ -113,7 +114,7 @@ RULES = {
     "gpt-oss": _GPT_OSS,
     "Command R": _COMMAND_R,
     "results of tools by their form": _JSON,
-    "results of tools by their length": _SHORT,
+    "results of tools by their length, others in capitals": _SHORT,
     "upper case": _ANY.replace("trim", "upper"),
     "one capital": _ANY.replace("trim", "capitalize"),
     "the last message": "{{ messages[-1].content }}",

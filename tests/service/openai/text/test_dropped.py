@@ -48,7 +48,7 @@ def test_a_template_that_writes_each_role_is_never_refused(tokenizer: Any, name:
         own = [{**message, "role": message["role"].replace("developer", "system")} for message in messages]
         expected = render(own, tokenize=False, add_generation_prompt=True)
         assert Templating().templated(messages, served) == expected, each
-    if name not in {"upper case", "one capital", "the last message"}:  # transformers finds no end of theirs
+    if "cap" not in name and name not in {"upper case", "the last message"}:  # transformers finds no end of theirs
         messages = [*conversation("SU"), {"role": "assistant", "content": "Three of"}]
         open_text = render(messages, tokenize=False, continue_final_message=True)
         assert Templating(continue_final_message=True).templated(messages, served) == open_text
