@@ -81,10 +81,8 @@ def one_or_several(value: Any) -> str:
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
-Stops = Annotated[
-    Annotated[Stop, Tag("one")] | Annotated[list[Stop], Field(max_length=16), Tag("several")],
-    Discriminator(one_or_several),
-]
+ListOfStops = Annotated[list[Stop], Field(max_length=16)]
+Stops = Annotated[Annotated[Stop, Tag("one")] | Annotated[ListOfStops, Tag("several")], Discriminator(one_or_several)]
 """A text that ends an answer, or several."""
 
 Encodings = Annotated[
@@ -96,7 +94,8 @@ Encodings = Annotated[
 
 TAGS = frozenset(
     {"one_text", "token_ids", "several", "one", "list", "range", "vllm", "sglang", "auto", "named"}
-    | {"as_text", "as_object", "as_schema", "a_message", "a_call", "a_result", "a_reason"}
+    | {"as_text", "as_object", "as_schema", "a_message", "a_call", "a_result", "a_reason", "a_text"}
+    | {"a_tool", "any_tool"}
 )
 """Words that unions in requests add to the location of a problem."""
 

@@ -36,7 +36,7 @@ BiasedToken = Annotated[int, BeforeValidator(_digits), Field(ge=0, strict=False)
 
 
 class Drawing(KnownFields):
-    """Sampling of a generation; subclasses set the default of ``temperature`` and the range of ``top_k``."""
+    """Sampling of a generation. Subclasses set ``stops``, the default of ``temperature`` and the range of ``top_k``."""
 
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = Field(0.0, description="0 is greedy.")
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
@@ -60,7 +60,6 @@ class Drawing(KnownFields):
         None,
         description="The same seed draws the same noise in any company, so the answer is the same up to rounding.",
     )
-    stop: Stops | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_IDS)] = Field(
         default_factory=list, description="Tokens that end an answer, as an end-of-text token does."
     )
@@ -73,7 +72,8 @@ class Drawing(KnownFields):
     ignore_eos: bool = Field(False, description="Go on after end-of-text tokens, up to the most new tokens.")
 
     def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        """Texts that end an answer."""
+        return []
 
     def structure(self) -> Structure | None:
         """The grammar of answers, if they have one.
@@ -122,3 +122,12 @@ class Drawing(KnownFields):
             logit_bias=tuple(self.logit_bias.items()),
             stop_token_ids=tuple(self.stop_token_ids),
         )
+
+
+class Stopped(KnownFields):
+    """Texts that end an answer, by the name that OpenAI gave them."""
+
+    stop: Stops | None = None
+
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])

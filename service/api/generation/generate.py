@@ -12,7 +12,7 @@ from pydantic.config import JsonDict
 
 from patches import KnownFields, examples, to_shorthand
 from service.api.files import json_response
-from service.api.generation.drawing import Drawing
+from service.api.generation.drawing import Drawing, Stopped
 from service.api.generation.prepared import PreparedPrompt, Target, Wanted, prepare
 from service.api.generation.prompts import check_at_most, together
 from service.api.generation.token_names import TokenNames
@@ -60,7 +60,7 @@ class PromptsUnderEncodings(KnownFields):
     max_new_tokens: Annotated[int, Field(ge=1)] = 64
 
 
-class GenerateRequest(Drawing, PromptsUnderEncodings):
+class GenerateRequest(Stopped, Drawing, PromptsUnderEncodings):
     """Greedy unless ``temperature`` is above 0. The same ``seed`` draws the same noise in any company. Other batches
     round differently, so a token near a boundary may still change."""
 

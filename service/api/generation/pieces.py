@@ -24,12 +24,16 @@ class Token:
 
 @dataclass(frozen=True)
 class Piece:
-    """The text and tokens that one step adds to an answer, and the generation so far: empty where none runs."""
+    """The text and tokens that one step adds to an answer, and the generation so far: empty where none runs.
+
+    ``stop`` is the stop string that has ended the answer.
+    """
 
     text: str
     tokens: list[Token]
     finish_reason: FinishReason | None
     generation: Generation = field(default_factory=Generation)
+    stop: str | None = None
 
 
 class Pieces:
@@ -64,7 +68,7 @@ class Pieces:
             own = logprobs[self._sent] if logprobs else None
             tokens.append(Token(token_ids[self._sent], self._offset + start, own))
             self._sent += 1
-        return Piece(text, tokens, ended, generation)
+        return Piece(text, tokens, ended, generation, self._text.stop)
 
     def _may_be_sent(self, ended: bool) -> bool:
         """True if the next token's text has been sent; at the end, if it begins before a stop string."""

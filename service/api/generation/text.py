@@ -43,7 +43,12 @@ class TextStream:
         self._sent = self._begin = 0
         self.text = ""
         self._withheld = 0
-        self.stopped = False
+        self.stop: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """True if the stop string ``stop`` has ended the text."""
+        return self.stop is not None
 
     @property
     def shown(self) -> int:
@@ -78,11 +83,11 @@ class TextStream:
         return self._release(final)
 
     def _release(self, final: bool) -> str:
-        starts = [self.text.find(stop, max(0, self._begin + 1 - len(stop))) for stop in self._stop]
-        found = [at for at in starts if at >= 0]
+        starts = [(self.text.find(stop, max(0, self._begin + 1 - len(stop))), stop) for stop in self._stop]
+        found = [start for start in starts if start[0] >= 0]
         if found:
-            self.stopped = True
-            self.text = self.text[: min(found)]
+            at, self.stop = min(found)
+            self.text = self.text[:at]
         end = len(self.text)
         if not (final or self.stopped):
             end -= max((_overlap(self.text, stop) for stop in self._stop), default=0)

@@ -37,7 +37,7 @@ MOST_STRINGS, MOST_FIELDS = 1 << 16, 1 << 14
 MOST_KEYS = 256
 """Keys of one object; each unknown one would be a separate problem."""
 
-SCHEMAS = frozenset({"json", "parameters", "schema"})
+SCHEMAS = frozenset({"input_schema", "json", "parameters", "schema"})
 """Fields of JSON schemas, whose keys are no fields of ours: their characters are bounded instead."""
 
 OPENAI = "/v1/"

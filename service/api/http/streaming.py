@@ -77,21 +77,29 @@ def event(data: Any, name: str | None = None, number: int | None = None) -> str:
     return f"{head}data: {text}\n\n"
 
 
+DONE = event("[DONE]")
+"""The last event of OpenAI's streams."""
+
+
 def as_it_is(body: dict[str, Any]) -> tuple[Any, ...]:
     """The last event of a stream that fails, by default."""
     return (body,)
 
 
-def event_stream(work: Callable[[Emit], Awaitable[None]], failed: Failed = as_it_is) -> StreamingResponse:
-    """Stream what ``work`` emits, as ``emit(data, name=None, number=None)``, then ``[DONE]``.
+def event_stream(
+    work: Callable[[Emit], Awaitable[None]], failed: Failed = as_it_is, last: str = DONE
+) -> StreamingResponse:
+    """Stream what ``work`` emits, as ``emit(data, name=None, number=None)``, then ``last``.
 
     A failure becomes a last event, as ``failed`` says it: ``{"error": ...}``. Closing the stream cancels ``work``.
     """
-    events = _events(work, failed)
+    events = _events(work, failed, last)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-async def _events(work: Callable[[Emit], Awaitable[None]], failed: Failed = as_it_is) -> AsyncIterator[str]:
+async def _events(
+    work: Callable[[Emit], Awaitable[None]], failed: Failed = as_it_is, last: str = DONE
+) -> AsyncIterator[str]:
     queue: asyncio.Queue[str | None] = asyncio.Queue()
 
     async def run() -> None:
@@ -122,7 +130,8 @@ async def _events(work: Callable[[Emit], Awaitable[None]], failed: Failed = as_i
                 yield text  # in one message: each costs a system call
             if ends:
                 break
-        yield event("[DONE]")
+        if last:
+            yield last
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

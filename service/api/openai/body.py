@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, model_validator
+from typing_extensions import override
 
 from patches import KnownFields
 from service.api.openai.unsupported import NOT_SUPPORTED, not_supported
@@ -39,3 +40,12 @@ class Body(KnownFields):
         if name not in cls.NOT_SUPPORTED:
             return super().unknown_field(name)
         return not_supported(name, *cls.NOT_SUPPORTED[name][:1])
+
+
+class StoredBody(Body):
+    """A body also as a client stores it: with null in fields that only its library knows."""
+
+    @classmethod
+    @override
+    def _asks(cls, name: Any, value: Any) -> bool:
+        return value is not None and super()._asks(name, value)

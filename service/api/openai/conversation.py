@@ -78,9 +78,7 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
     offer.check(name.served)
     if offer.decides and body.ignore_eos:
         raise bad_request("ignore_eos: not with tools, since nothing follows a call", "ignore_eos")
-    messages, fields = body.conversation()
-    written = messages, name.served, body.PARAM, offer.for_template(), fields
-    text = await run_in_threadpool(body.templated, *written)
+    text = await run_in_threadpool(body.written, name.served)
     form = body.structure()
     thought = await run_in_threadpool(offer.thought, form, name.served, text)
     wanted = _wanted(body, name.served, offer.formed(form, name.served, thought), offer)

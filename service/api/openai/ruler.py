@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag
 
+from service.api.generation.drawing import Stopped
 from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
 from service.api.generation.prompts import check_at_most, check_min_tokens
 from service.api.http.routing import Route
@@ -26,7 +27,7 @@ router = APIRouter(tags=["openai"], route_class=Route)
 NewTokens = Annotated[int, Field(ge=1)]
 
 
-class VllmRequest(OpenAIDrawing):
+class VllmRequest(Stopped, OpenAIDrawing):
     model_config = example(prompt=PROMPT, max_tokens=24, temperature=0)
 
     prompt: str
@@ -35,7 +36,7 @@ class VllmRequest(OpenAIDrawing):
     pe: Encoding | None = None
 
 
-class SglangSampling(OpenAIDrawing):
+class SglangSampling(Stopped, OpenAIDrawing):
     max_new_tokens: NewTokens = 128
 
 

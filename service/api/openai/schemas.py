@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import override
 
 from patches import examples, to_shorthand
-from service.api.generation.drawing import Drawing, Seed
+from service.api.generation.drawing import Drawing, Seed, Stopped
 from service.api.generation.structure import Structure
 from service.api.openai.body import Body
 from service.api.openai.formats import ResponseFormat
@@ -23,6 +23,7 @@ from service.api.openai.tools.schemas import ToolChoice, Tools
 from service.api.openai.unsupported import only
 from service.errors import bad_request
 from service.inputs import Prompts
+from service.models.registry import ServedModel
 from service.policy.auto import Encoding
 
 ModelName = Annotated[str, Field(max_length=1024)]
@@ -61,13 +62,6 @@ class Asked(OpenAIDrawing):
         None, description="Share cached prefixes only with requests of the same API key and the same salt."
     )
 
-    user: str | None = Field(None, description=NOT_USED)
-    metadata: dict[str, str] | None = Field(None, description=NOT_USED)
-    safety_identifier: str | None = Field(None, description=NOT_USED)
-    prompt_cache_key: str | None = Field(None, description=NOT_USED)
-    store: Annotated[bool, only(False)] | None = None
-    service_tier: Annotated[Literal["auto", "default"], only("auto", "default")] | None = None
-
     @property
     def format_structure(self) -> Structure | None:
         """The grammar that OpenAI's own field asks for."""
@@ -81,6 +75,23 @@ class Asked(OpenAIDrawing):
         return own or theirs
 
 
+class OpenAIFields(Stopped, Body):
+    """Fields of the routes of OpenAI alone."""
+
+    user: str | None = Field(None, description=NOT_USED)
+    metadata: dict[str, str] | None = Field(None, description=NOT_USED)
+    safety_identifier: str | None = Field(None, description=NOT_USED)
+    prompt_cache_key: str | None = Field(None, description=NOT_USED)
+    store: Annotated[bool, only(False)] | None = None
+    service_tier: Annotated[Literal["auto", "default"], only("auto", "default")] | None = None
+
+
+class ParallelCalls(Body):
+    """The field of OpenAI's routes of conversations."""
+
+    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
+
+
 class StreamOptions(Body):
     include_usage: bool = Field(False, description="A last chunk without choices carries the usage of the request.")
     continuous_usage_stats: bool = Field(
@@ -89,7 +100,7 @@ class StreamOptions(Body):
     include_obfuscation: Annotated[bool, only(False)] | None = None
 
 
-class GenerationBody(Asked):
+class GenerationBody(OpenAIFields, Asked):
     """Fields shared by completions and chats."""
 
     n: Annotated[int, Field(ge=1, le=128)] = Field(1, description="Answers per prompt.")
@@ -173,16 +184,10 @@ class CompletionRequest(GenerationBody):
         return self.scores_prompt and self.max_tokens == 1 and self.temperature == 0 and not changes
 
 
-class ConversationBody(Templating, Asked, ABC):
-    """Fields of routes that answer conversations.
-
-    ``PARAM`` is the field of the messages, and ``LOGPROBS_PARAM`` the one that asks for log-probabilities.
-    """
+class TurnsBody(Templating, ABC):
+    """A conversation, whose messages come in the field ``PARAM``."""
 
     PARAM: ClassVar[str]
-    LOGPROBS_PARAM: ClassVar[str] = "logprobs"
-
-    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
 
     @abstractmethod
     def conversation(self) -> tuple[list[dict[str, Any]], list[str]]:
@@ -196,6 +201,21 @@ class ConversationBody(Templating, Asked, ABC):
             ApiError: for wrong ones.
         """
         return Offer()
+
+    def written(self, served: ServedModel) -> str:
+        """The conversation and the functions as one text, by the chat template of ``served``.
+
+        Raises:
+            ApiError: as ``templated``.
+        """
+        messages, fields = self.conversation()
+        return self.templated(messages, served, self.PARAM, self.offer.for_template(), fields)
+
+
+class ConversationBody(TurnsBody, Asked):
+    """Fields of routes that answer conversations. ``LOGPROBS_PARAM`` is the one that asks for log-probabilities."""
+
+    LOGPROBS_PARAM: ClassVar[str] = "logprobs"
 
     @override
     def structure(self) -> Structure | None:
@@ -223,7 +243,7 @@ class ConversationBody(Templating, Asked, ABC):
         return None
 
 
-class ChatRequest(ConversationBody, GenerationBody):
+class ChatRequest(ParallelCalls, ConversationBody, GenerationBody):
     """OpenAI's chat completions, by the chat template of the model."""
 
     model_config = example(messages=[{"role": "user", "content": "What is a module?"}], pe=SHORT, max_tokens=24)

@@ -62,10 +62,10 @@ class Templating(Body):
         tokenizer = served.tokenizer
         self._check_template(served, tools)
         try:
-            render = self._rendering(tokenizer, tools, self._variables(tokenizer))
+            render = self._rendering(tokenizer, tools, self.variables(tokenizer))
             takes_developer = reads_developer(tokenizer, tools)
             own = messages if takes_developer else [_as_system(message) for message in messages]
-            text, dropped = rendered(own, render, is_open=self.continue_final_message)
+            text, dropped = rendered(own, render, is_open=self.is_open)
         except ApiError:
             raise
         except Exception as error:  # a template is a program, and its inputs are the client's
@@ -73,6 +73,11 @@ class Templating(Body):
         if dropped is not None:
             raise _left_out(messages[dropped], fields[dropped] if fields else f"{param}.{dropped}")
         return text
+
+    @property
+    def is_open(self) -> bool:
+        """True if the answer continues the text of the last message."""
+        return self.continue_final_message
 
     @property
     def effort(self) -> tuple[str, str | None]:
@@ -104,7 +109,7 @@ class Templating(Body):
 
     def _rendering(self, tokenizer: Any, tools: Sequence[dict[str, Any]], variables: dict[str, Any]) -> Render:
         """From messages to their text, in which the last one may be open."""
-        begins = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+        begins = not self.is_open if self.add_generation_prompt is None else self.add_generation_prompt
 
         def render(messages: list[dict[str, Any]], *, is_open: bool = False) -> str:
             return str(
@@ -120,7 +125,7 @@ class Templating(Body):
 
         return render
 
-    def _variables(self, tokenizer: Any) -> dict[str, Any]:
+    def variables(self, tokenizer: Any) -> dict[str, Any]:
         """Variables for the template.
 
         Raises:

@@ -59,7 +59,10 @@ INSTEAD = {
     "guided_grammar": "structured_outputs has json, json_object, regex and choice",
     "guided_json": "structured_outputs.json does it",
     "guided_regex": "structured_outputs.regex does it",
-    "reasoning_effort": "Chats take it as reasoning_effort, responses as reasoning.effort",
+    "output_format": "output_config.format does it",
+    "reasoning_effort": "Chats take it as reasoning_effort, responses as reasoning.effort, messages as "
+    "output_config.effort",
+    "stop": "stop_sequences does it",
 }
 """The ways here to what some of these fields ask for."""
 

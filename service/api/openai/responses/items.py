@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
-from typing_extensions import override
 
 from patches import problem
 from service.api.openai.answers import ChatToken
-from service.api.openai.body import Body
+from service.api.openai.body import Body, StoredBody
 from service.api.openai.messages import MOST_MESSAGES
 from service.api.openai.tools.schemas import MOST_ARGUMENTS, read_arguments
 from service.inputs import one_or_several
@@ -24,16 +23,9 @@ Status = Literal["in_progress", "completed", "incomplete"]
 Id = Annotated[str, Field(max_length=256)]
 
 
-class InputItem(Body):
-    """An item, also as a client stores one: with null in fields that only its library knows."""
-
+class InputItem(StoredBody):
     id: Id | None = Field(None, description=NOT_USED)
     status: Status | None = Field(None, description=NOT_USED)
-
-    @classmethod
-    @override
-    def _asks(cls, name: Any, value: Any) -> bool:
-        return value is not None and super()._asks(name, value)
 
 
 class InputPart(Body):

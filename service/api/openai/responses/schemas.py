@@ -12,7 +12,14 @@ from service.api.generation.structure import Structure
 from service.api.openai.body import Body
 from service.api.openai.formats import TextOptions
 from service.api.openai.responses.items import Input, OutputItem, Status, conversation_of
-from service.api.openai.schemas import SHORT, Alternatives, ConversationBody, example
+from service.api.openai.schemas import (
+    SHORT,
+    Alternatives,
+    ConversationBody,
+    OpenAIFields,
+    ParallelCalls,
+    example,
+)
 from service.api.openai.templating import Effort
 from service.api.openai.tools.offer import Offer
 from service.api.openai.tools.schemas import FlatToolChoice, FlatTools
@@ -35,7 +42,7 @@ class ReasoningOptions(Body):
     effort: Effort | None = Field(None, description="For chat templates that read the variable `reasoning_effort`.")
 
 
-class ResponsesRequest(ConversationBody):
+class ResponsesRequest(ParallelCalls, OpenAIFields, ConversationBody):
     """OpenAI's responses, by the chat template of the model."""
 
     NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {

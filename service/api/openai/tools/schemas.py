@@ -17,7 +17,7 @@ HINT = "Accepted and not used."
 MOST_ARGUMENTS = 1 << 20
 """Characters of the arguments of one call."""
 
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$", description="Letters, digits, `_`, `.` and `-`.")]
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$", description="Letters, digits, `_`, `.` and `-`.")]
 
 
 class Function(Body):
