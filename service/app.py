@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from service import tracing
-from service.api import errors, evaluations, health, metrics, openai, static
+from service.api import anthropic, errors, evaluations, health, metrics, openai, static
 from service.api.docs import page
 from service.api.docs.openapi import ABOUT, TAGS
 from service.api.encodings import export, figures, methods, policies
@@ -121,7 +121,7 @@ def create_app(settings: Settings) -> FastAPI:
     tracing.install(app, settings)
     # No router includes another: FastAPI would build the routes of both at start-up.
     listings = (methods.router, figures.router, export.router, policies.router)
-    routers = (generate.router, *evaluations.ROUTERS, *routes.ROUTERS, *openai.ROUTERS, *listings)
+    routers = (generate.router, *evaluations.ROUTERS, *routes.ROUTERS, *openai.ROUTERS, *anthropic.ROUTERS, *listings)
     app.state.paths = [route.path for router in routers for route in router.routes if isinstance(route, APIRoute)]
     for router in routers:
         app.include_router(router, responses=failures(), dependencies=page.KEYS)

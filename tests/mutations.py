@@ -62,6 +62,7 @@ UNSUPPORTED = "tests/service/openai/test_unsupported.py::test_cached_tokens_of_a
 RESPONSE_TOOLS = "tests/service/openai/structure/test_response_tools.py"
 RESPONSE_LOGPROBS = "tests/service/openai/structure/test_response_logprobs.py"
 DROPPED = "tests/service/openai/text/test_dropped.py"
+MESSAGES = "tests/service/openai/anthropic/test_messages.py"
 TEMPLATING = "tests/service/openai/text/test_templating.py"
 CARD = "tests/service/engine/cards/test_card.py"
 PAGED_ATTENTION = "tests/service/engine/adapter/test_paged_attention.py"
@@ -504,8 +505,13 @@ CARRIED = [
              (DROPPED,)),
     Mutation("the role that the template was given", "service", "_left_out(messages[dropped],",
              "_left_out(own[dropped],", (DROPPED,)),
-    Mutation("places without the instructions", "service", "offer.for_template(), fields\n",
-             "offer.for_template()\n", (DROPPED,)),
+    Mutation("turns of one role apart", "service", """messages[-1]["role"] == message["role"] != "tool":""", "False:",
+             (MESSAGES,)),
+    Mutation("a prefilled text that ends", "service", "(bool(is_text) and not self.add_generation_prompt)", "False",
+             (MESSAGES,)),
+    Mutation("cached tokens as input", "service", "usage.prompt_tokens - cached,", "usage.prompt_tokens,", (MESSAGES,)),
+    Mutation("places without the instructions", "service", "offer.for_template(), fields)\n",
+             "offer.for_template())\n", (DROPPED,)),
     Mutation("no effort, refused", "service", 'effort == "none" and EFFORT not in known and', 'effort == "" and',
              (TEMPLATING,)),
     Mutation("no effort of a model that reasons", "service", "and not thinks(tokenizer)):", "):", (TEMPLATING,)),

@@ -63,7 +63,7 @@ METHODS_MAY_IMPORT = {
 TRAINS_FAMILIES = {"service/models/architecture.py"}
 """A model that is written out for every family says which one is which."""
 
-WORDS_OF_EVERYDAY = {"default", "none", "learned", "sinusoidal"}
+WORDS_OF_EVERYDAY = {"custom", "default", "none", "learned", "sinusoidal"}
 """Method names that are ordinary words too: a service may say them and mean no encoding."""
 
 

@@ -17,6 +17,7 @@ SAMPLE = examples()[1]
 TAGS: list[dict[str, Any]] = [
     {"name": "generate", "description": "Continue prompts, each under one or several positional encodings."},
     {"name": "openai", "description": "Routes for clients of OpenAI, vLLM and RULER; the tokenizer."},
+    {"name": "anthropic", "description": "Routes for clients of Anthropic's API."},
     {"name": "methods", "description": "The positional encodings and the models that there are."},
     *({"name": name, "description": evaluation.summary} for name, evaluation in EVALUATIONS.items()),
     {"name": "jobs", "description": "Evaluations that outlive their request."},

@@ -54,6 +54,10 @@ DRAWN: dict[str, Any] = {
 }
 ONE_PROMPT: dict[str, Any] = {**DRAWN, "prompt": [5, 6, 7]}
 TEMPLATED: dict[str, Any] = {"chat_template_kwargs": {}, "add_generation_prompt": None, "continue_final_message": False}
+TURNS: dict[str, Any] = {
+    **{"messages": [{"role": "user", "content": "The"}], "tools": None, "tool_choice": None, "thinking": None},
+    **{"output_config": None},
+}
 EVALUATED: dict[str, Any] = {
     **{"model": "tiny", "input": [list(range(5, 45))], "methods": [{"method": "default"}], "lengths": [16, 32]},
     **{"stream": False, "background": False, "timeout_s": 60.0},
@@ -95,6 +99,8 @@ EASY: dict[str, dict[str, Any]] = {
     "POST /tokenize": {"model": "tiny", "prompt": "The", "messages": None, **TEMPLATED},
     "POST /v1/completions": {**ONE_PROMPT, "max_tokens": 2, "n": 1, "stream_options": None},
     "POST /v1/responses": {**DRAWN, **TEMPLATED, "input": "The", "max_output_tokens": 2},
+    "POST /v1/messages": {**DRAWN, **TEMPLATED, **TURNS, "max_tokens": 2},
+    "POST /v1/messages/count_tokens": {**TEMPLATED, **TURNS, "model": "tiny"},
     "POST /v1/chat/completions": {
         **DRAWN,
         **TEMPLATED,

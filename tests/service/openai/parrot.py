@@ -25,10 +25,11 @@ TEMPLATE = (
     '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
     "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% if begun %}<think>\n{% endif %}"
-    "{% if hushed %}<think>\n\n</think>\n\n{% endif %}{{ script }}{% endif %}"
+    "{% if hushed or enable_thinking == false %}<think>\n\n</think>\n\n{% endif %}{{ script }}{% endif %}"
 )
 """A template in the manner of Qwen's, with tools. The variable ``script`` is the name of an answer. With ``begun`` the
-prompt begins its reasoning, and with ``hushed`` it ends it too. A later message of the system is left out."""
+prompt begins its reasoning. With ``hushed``, or ``enable_thinking`` false, it ends it too. A later message of
+the system is left out."""
 
 ANCHOR = r"<\|im_start\|>assistant\n(?:(?!<think>).)*"
 """An answer begins behind its name."""

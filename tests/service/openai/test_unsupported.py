@@ -44,7 +44,8 @@ def test_anything_else_is_refused_by_name(http: httpx.Client, path: str) -> None
 def test_an_effort_of_reasoning_is_for_chats(http: httpx.Client) -> None:
     reply = http.post("/v1/completions", json={**BODIES["/v1/completions"], "reasoning_effort": "low"})
     assert reply.json()["error"]["message"].endswith(
-        "leave it out. Chats take it as reasoning_effort, responses as reasoning.effort"
+        "leave it out. Chats take it as reasoning_effort, responses as reasoning.effort, "
+        "messages as output_config.effort"
     )
 
 

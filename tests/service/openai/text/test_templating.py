@@ -147,7 +147,9 @@ def test_effort_is_a_variable_of_the_template(
     assert mine == answered(**variable("low")) == answered(**variable("low"), **asked)
     assert mine != answered(**variable("high"))
     assert "differs from chat_template_kwargs.reasoning_effort" in refused(http, **variable("high"), **asked)
-    assert refused(parroting, **asked).endswith("chat_template_kwargs has those that it does: begun, hushed, script")
+    assert refused(parroting, **asked).endswith(
+        "chat_template_kwargs has those that it does: begun, enable_thinking, hushed, script"
+    )
 
 
 NEW = {PATH: "max_tokens", "/v1/responses": "max_output_tokens"}

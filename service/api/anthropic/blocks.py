@@ -1,0 +1,174 @@
+"""Messages of a conversation, as Anthropic's API takes them: each is a text, or a list of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from patches import problem
+from service.api.openai.body import StoredBody
+from service.api.openai.messages import MOST_MESSAGES
+from service.inputs import one_or_several
+
+NOT_USED = "Accepted and not used."
+Id = Annotated[str, Field(max_length=256)]
+
+
+class CacheControl(StoredBody):
+    """A hint: this server caches the prefixes of all prompts."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class Block(StoredBody):
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"caller": ({"type": "direct"},), "citations": ([],)}
+
+    cache_control: CacheControl | None = Field(None, description=NOT_USED)
+
+
+class TextBlock(Block):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(Block):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = Field(None, description=NOT_USED)
+
+
+class ToolUseBlock(Block):
+    """A call of an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: Id
+    name: Annotated[str, Field(max_length=256)]
+    input: dict[str, Any]
+
+    def for_template(self) -> dict[str, Any]:
+        """The call for chat templates."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.input}}
+
+
+Texts = Annotated[
+    Annotated[str, Tag("one")] | Annotated[list[TextBlock], Tag("several")], Discriminator(one_or_several)
+]
+"""A text, or blocks of it."""
+
+
+class ToolResultBlock(Block):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Id
+    content: Texts = ""
+    is_error: bool = Field(False, description="Accepted and not used: the text of an error says so.")
+
+
+KINDS = {"text": "a_text", "tool_use": "a_call", "tool_result": "a_result", "thinking": "a_reason"}
+"""Tags of blocks by their type."""
+
+OF_ROLES = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "tool_use", "thinking"),
+    "system": ("text",),
+}
+"""Types of the blocks in messages of each role."""
+
+
+def _kind(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return KINDS.get(str(kind))
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, dict) and str(value.get("type")) not in KINDS:
+        kinds = ", ".join(KINDS)
+        raise problem("block_type", f"must be one of {kinds}: models of text read no images and documents", "type")
+    return value
+
+
+AnyBlock = Annotated[
+    Annotated[TextBlock, Tag("a_text")]
+    | Annotated[ToolUseBlock, Tag("a_call")]
+    | Annotated[ToolResultBlock, Tag("a_result")]
+    | Annotated[ThinkingBlock, Tag("a_reason")],
+    Discriminator(_kind),
+    BeforeValidator(_known),
+]
+
+
+class Turn(StoredBody):
+    """A message, also one of an earlier answer."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        Annotated[str, Tag("one")] | Annotated[list[AnyBlock], Field(max_length=MOST_MESSAGES), Tag("several")],
+        Discriminator(one_or_several),
+    ]
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> Turn:
+        kinds = OF_ROLES[self.role]
+        for place, block in enumerate(self.content if isinstance(self.content, list) else []):
+            if block.type not in kinds:
+                message = f"a message of the role {self.role} has blocks of {' and '.join(kinds)}"
+                raise problem("wrong_role", message, f"content.{place}.type")
+        return self
+
+    def for_template(self) -> list[dict[str, Any]]:
+        """Messages for chat templates. Each block is one, so that results of tools can be."""
+        if isinstance(self.content, str) or not self.content:
+            return [{"role": self.role, "content": self.content or ""}]
+        return [self._of_block(block) for block in self.content]
+
+    def _of_block(self, block: Block) -> dict[str, Any]:
+        match block:
+            case ToolResultBlock():
+                return {"role": "tool", "tool_call_id": block.tool_use_id, "content": text_of(block.content)}
+            case ToolUseBlock():
+                return {"role": self.role, "content": "", "tool_calls": [block.for_template()]}
+            case ThinkingBlock():
+                return {"role": self.role, "content": "", "reasoning_content": block.thinking}
+            case TextBlock():
+                return {"role": self.role, "content": block.text}
+        raise TypeError(block)
+
+
+Turns = Annotated[list[Turn], Field(min_length=1, max_length=MOST_MESSAGES)]
+
+
+def text_of(content: str | Sequence[TextBlock]) -> str:
+    """The text of ``content``, whose blocks are lines as in vLLM."""
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def conversation_of(turns: Sequence[Turn]) -> tuple[list[dict[str, Any]], list[int]]:
+    """Messages for chat templates, and the place of the turn that each began in.
+
+    Turns of one role in a row are one message, as in Anthropic's API: many templates demand that roles alternate.
+    """
+    messages: list[dict[str, Any]] = []
+    places: list[int] = []
+    for place, turn in enumerate(turns):
+        for message in turn.for_template():
+            if messages and messages[-1]["role"] == message["role"] != "tool":
+                _join(messages[-1], message)
+            else:
+                messages.append(message)
+                places.append(place)
+    return messages, places
+
+
+def _join(last: dict[str, Any], message: dict[str, Any]) -> None:
+    """Put ``message`` behind the end of ``last``."""
+    for name in ("content", "reasoning_content"):
+        if text := "\n".join(filter(None, (last.get(name), message.get(name)))):
+            last[name] = text
+    if "tool_calls" in message:
+        last["tool_calls"] = [*last.get("tool_calls", []), *message["tool_calls"]]

@@ -1,0 +1,65 @@
+"""Blocks of one answer while they grow, and the events of each."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Protocol, TypeVar
+
+from service.api.anthropic.answers import AnswerBlock, Text, Thought, ToolUse
+from service.api.openai.tools.reading import Call, Said
+
+Growing = TypeVar("Growing", Text, Thought)
+
+
+class Send(Protocol):
+    """Takes an event: its kind, and its fields."""
+
+    def __call__(self, kind: str, **fields: Any) -> None: ...
+
+
+class Blocks:
+    """Texts and reasoning grow while they are last; a call is whole at once."""
+
+    def __init__(self, send: Send) -> None:
+        self._send, self._open = send, False
+        self.content: list[AnswerBlock] = []
+
+    def add(self, said: Said) -> None:
+        """A part of the answer."""
+        if said.reasoning:
+            self._last(Thought).thinking += said.reasoning
+            self._delta("thinking_delta", thinking=said.reasoning)
+        if said.text:
+            self._last(Text).text += said.text
+            self._delta("text_delta", text=said.text)
+        for call in said.calls:
+            self._call(call)
+
+    def close(self) -> None:
+        """End the block that is last, if it still grows."""
+        if self._open:
+            self._send("content_block_stop", index=len(self.content) - 1)
+        self._open = False
+
+    def _last(self, kind: type[Growing]) -> Growing:
+        """The block that is last, begun if it is of another kind."""
+        if self._open and isinstance(last := self.content[-1], kind):
+            return last
+        begun = kind()
+        self._begin(begun, begun.model_dump())
+        return begun
+
+    def _begin(self, block: AnswerBlock, shown: dict[str, Any]) -> None:
+        self.close()
+        self.content.append(block)
+        self._open = True
+        self._send("content_block_start", index=len(self.content) - 1, content_block=shown)
+
+    def _call(self, call: Call) -> None:
+        block = ToolUse(name=call.name, input=json.loads(call.arguments))
+        self._begin(block, {**block.model_dump(), "input": {}})
+        self._delta("input_json_delta", partial_json=call.arguments)
+        self.close()
+
+    def _delta(self, kind: str, **fields: Any) -> None:
+        self._send("content_block_delta", index=len(self.content) - 1, delta={"type": kind, **fields})
