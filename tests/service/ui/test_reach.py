@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from service.settings import Settings
+from tests.service.conftest import tiny_tokenizer
 from tests.service.serving import wait_for
-from tests.service.ui.conftest import Visits, playwright
+from tests.service.ui.conftest import LIMITS, Visits, playwright, serving
 
 pytestmark = pytest.mark.slow
 expect = playwright.expect
@@ -158,6 +161,19 @@ def test_it_measures_as_it_opens_and_not_while_a_field_is_wrong(demo: tuple[str,
     jobs = {job["evaluation"]: job["request"]["methods"] for job in httpx.get(f"{url}/jobs").json()["jobs"]}
     assert {name: len(methods) for name, methods in jobs.items()} == {"perplexity": 4, "passkey": 4, "recommend": 3}
     forget(url)
+
+
+def test_it_opens_with_encodings_past_the_end_of_a_table(visits: Visits, tmp_path: Path) -> None:
+    """Of a model whose trained length holds no passkey."""
+    sizes = {"n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    tokenizer = tiny_tokenizer()
+    config = GPT2Config(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=1, **sizes)
+    for part in (GPT2LMHeadModel(config), tokenizer):
+        part.save_pretrained(tmp_path / "table")
+    with serving(tmp_path, model=str(tmp_path / "table"), **LIMITS) as (url, _):
+        page = visits.open(f"{url}/ui/#reach")
+        expect(page.get_by_text(re.compile(r"tokens in at most \d+ units"))).to_be_visible()
+        expect(page.get_by_label("Encodings")).to_have_value("learned_interpolation:factor=4 learned_hierarchical")
 
 
 def test_jobs_before_a_refusal_are_kept_and_a_correction_removes_it(demo: tuple[str, FastAPI], visits: Visits) -> None:

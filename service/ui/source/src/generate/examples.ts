@@ -28,7 +28,8 @@ export async function tokens(model: Model, prompt: string, signal?: AbortSignal)
   return (await json<{ count: number }>("tokenize", { body, ...(signal && { signal }) })).count;
 }
 
-/** Encodings to begin with: a model without rotation has its own alone. */
+/** Encodings to begin with: a model without rotation has its own alone, unless that is a table, which has an end. */
 export function compared(model: Model): string[] {
+  if (model.pe.method === "learned") return ["default", "learned_interpolation:factor=4", "learned_hierarchical"];
   return model.pe.rotates_at === "never" ? ["default", "auto"] : ["default", "auto", "self_extend", "yarn:4"];
 }

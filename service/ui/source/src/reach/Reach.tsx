@@ -2,11 +2,10 @@
 import { useEffect, useState } from "preact/hooks";
 import { type ApiError, asApiError, byField, isAbort } from "../api";
 import { CopyLink, count, Field, focusWrong, Input, ModelChoice, numberOf, Problem, seconds, Select } from "../controls";
-import { compared } from "../generate/examples";
 import { JobView } from "../jobs/JobView";
 import type { Method, Model } from "../types";
 import { useSettings } from "../view";
-import { answered, bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, timed, TITLES } from "./bodies";
+import { answered, bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, stretched, timed, TITLES } from "./bodies";
 import { forgetKey, isPending, keyOf } from "./pending";
 
 export const TAB = "reach";
@@ -26,7 +25,7 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
     text: "persuasion",
     own: "",
     target: "",
-    methods: compared(models[0]!).join(" "),
+    methods: stretched(models[0]!).join(" "),
     jobs: [] as string[],
     detached: [] as string[],
   });

@@ -1,6 +1,7 @@
 // The jobs behind the question how far a model reads, their size, and how long they will take.
 import { ApiError, json, type Options } from "../api";
 import { count } from "../controls";
+import { compared } from "../generate/examples";
 import type { Job } from "../jobs/follow";
 import type { Model } from "../types";
 
@@ -18,6 +19,14 @@ export function problemOf(target: number | string | undefined): string | undefin
   return fits ? undefined : `must be a whole number from ${SHORTEST} to ${count(LONGEST)}, not ${target}`;
 }
 
+/** A passkey and its frame need some 170 tokens. */
+const SHORTEST_RECALL = 256;
+
+/** Encodings to begin with. The own one of a model with a table is refused behind its end. */
+export function stretched(model: Model): string[] {
+  return compared(model).filter((one) => model.pe.method !== "learned" || one !== "default");
+}
+
 /** Chooses among encodings: the evaluations measure it, and a recommendation refuses it as a candidate. */
 const AUTO = "auto";
 
@@ -26,11 +35,12 @@ export function bodies(model: Model, methods: string[], target: number | undefin
   const length = target ?? 4 * model.trained_length;
   const common = { model: model.id, methods };
   const lengths = doubling(model.trained_length, length);
+  const recalled = lengths.filter((one) => one >= SHORTEST_RECALL || one === length);
   const candidates = methods.filter((one) => one.split(":")[0] !== AUTO);
   const recommend = { ...common, methods: candidates, length, input, windows: WINDOWS, max_tokens: 2 * WINDOWS * length };
   return [
     { evaluation: "perplexity", ...common, lengths, input, protocol: "tail", max_tokens: WINDOWS * length },
-    { evaluation: "passkey", ...common, lengths, depths: [0, 0.5, 1], samples: 2 },
+    { evaluation: "passkey", ...common, lengths: recalled, depths: [0, 0.5, 1], samples: 2 },
     ...(candidates.length ? [{ evaluation: "recommend", ...recommend }] : []),
   ];
 }
