@@ -15,13 +15,13 @@ from patches.methods.frequencies.default import Default
 
 
 def ranges_by_rule(geometry: RopeGeometry, rotates_within: int | None = None) -> list[tuple[int | None, Method]]:
-    """(longest reserved length, method) of every range, ascending; the last range has no end.
+    """(longest reserved length, method) of every range, ascending. The last range ends where the model's table does.
 
     ``rotates_within``: most tokens in the window or chunk of a rotating layer; None if one has neither.
     """
     own, trained = Default(), geometry.original_max_position_embeddings
     if not geometry.rotates or (rotates_within is not None and rotates_within <= trained):
-        return [(None, own)]
+        return [(geometry.table_rows, own)]
     ranges: list[tuple[int | None, Method]] = [(trained, own)]
     if (declared := _declared_length(geometry)) > trained:
         ranges.append((declared, own))

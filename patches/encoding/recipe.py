@@ -7,6 +7,7 @@ length gives the numbers that the attention functions read.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
@@ -181,7 +182,7 @@ class Recipe:
             attention_temperature=_at(self.attention_temperature, length),
             absolute=_at(self.absolute, length),
         )
-        fixed._refuse_positions_past_the_table(geometry, length)
+        self._refuse_positions_past_the_table(geometry, length)
         inv_freq, attention_factor, rope_theta = (), 1.0, 0.0
         if fixed.schedule is not None:
             frequencies, attention_factor, rope_theta = fixed.schedule.frequencies(geometry, length, torch.float32)
@@ -218,19 +219,25 @@ class Recipe:
             )
 
     def _refuse_positions_past_the_table(self, geometry: RopeGeometry, length: int) -> None:
-        import torch
-
-        rows = geometry.table_rows
-        if rows is None:
-            return
-        last = torch.tensor([length - 1])
-        positions = last if self.absolute is None else self.absolute(last)[1]
-        reached = int(positions.max()) + 1 if positions.numel() else 0
-        if reached > rows:
+        rows, reached = geometry.table_rows, self._rows_read(length)
+        if rows is not None and reached > rows:
             raise ValueError(
                 f"this model's table has {rows} positions. Under this encoding, the {length} reserved tokens "
                 f"(prompt and new ones) would read {reached} of them"
             )
+
+    def _rows_read(self, length: int) -> int:
+        """Rows of a table of learned positions that ``length`` tokens need."""
+        import torch
+
+        last, absolute = torch.tensor([length - 1]), _at(self.absolute, length)
+        positions = last if absolute is None else absolute(last)[1]
+        return int(positions.max()) + 1 if positions.numel() else 0
+
+    def longest(self, geometry: RopeGeometry, most: int) -> int:
+        """The longest reserved length up to ``most`` that the model's table has positions for."""
+        rows = geometry.table_rows
+        return most if rows is None else bisect_right(range(1, most + 1), rows, key=self._rows_read)
 
 
 def _depends_on_length(part: object) -> bool:

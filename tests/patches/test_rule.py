@@ -52,3 +52,4 @@ def test_a_model_whose_rotating_layers_are_local_keeps_its_own_encoding() -> Non
 def test_a_model_without_rotation_keeps_its_own_encoding(family: str) -> None:
     geometry = replace(PLAIN, family=family, native=parse("alibi"))
     assert ranges_by_rule(geometry) == [(None, parse("default"))]
+    assert ranges_by_rule(replace(geometry, table_rows=48)) == [(48, parse("default"))]

@@ -295,6 +295,13 @@ async def _grammars(request: Request, model: ServedModel, wanted: Wanted, text: 
 
 
 def _longest(model: ServedModel, method: Method) -> int:
-    """The longest reserved length that the context and the ranges of ``auto`` allow."""
-    last = method.longest if isinstance(method, Auto) else None
-    return model.max_length if last is None else min(model.max_length, last)
+    """The longest reserved length that the context, the ranges of ``auto`` and a table of positions allow."""
+    if isinstance(method, Auto):
+        return min(model.max_length, method.longest or model.max_length)
+    geometry = model.patch.geometry
+    if geometry.table_rows is None:
+        return model.max_length
+    try:
+        return method.recipe(geometry).longest(geometry, model.max_length)
+    except ValueError:
+        return model.max_length  # the check of the prompt says why it does not fit

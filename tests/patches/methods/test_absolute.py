@@ -233,6 +233,24 @@ def test_ends_are_the_ends_and_short_requests_are_left_alone() -> None:
         assert recipe_of(fields, LEARNED, length).absolute is None
 
 
+@pytest.mark.parametrize(
+    ("fields", "longest"),
+    [
+        ({"method": "learned"}, TRAINED),
+        ({"method": "learned_interpolation", "factor": 2.5}, 5 * TRAINED // 2),
+        ({"method": "learned_interpolation", "align": "ends"}, 1000),
+        ({"method": "learned_hierarchical"}, 1000),
+    ],
+)
+def test_a_length_is_as_long_as_the_table_allows(fields: dict[str, Any], longest: int) -> None:
+    recipe = parse(fields).recipe(LEARNED)
+    assert recipe.longest(LEARNED, 1000) == longest
+    recipe.resolve(LEARNED, longest)
+    if longest < 1000:
+        with pytest.raises(ValueError, match="table has"):
+            recipe.resolve(LEARNED, longest + 1)
+
+
 @pytest.mark.parametrize("alpha", [0.4, 0.1, 0.9])
 def test_hierarchical_is_the_papers_and_the_table_inside_it(alpha: float) -> None:
     learned = table(8)

@@ -57,7 +57,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     architecture.register()
     for family in ("learned", "sinusoidal", "shaw", "transformer_xl"):
         family_checkpoint(folder / family, family)
-    limits = {"max_prompts": 128, "max_methods": 128, "cache_tokens": 1 << 15}
+    limits = {"max_prompts": 128, "max_methods": 128, "cache_tokens": 1 << 15, "chat_template": "plain"}
     with serving(folder, **limits) as (url, _), httpx.Client(base_url=url, timeout=120) as client:
         yield client
 
@@ -223,3 +223,15 @@ def test_an_alias_and_its_own_answer(client: httpx.Client) -> None:
     refused = complete(model="tiny@yarn:8", pe=pe)
     assert refused.status_code == 400
     assert "already names an encoding" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("pe", ["default", "auto"])
+def test_a_chat_without_max_tokens_ends_with_the_table(client: httpx.Client, pe: str) -> None:
+    chat = {"model": "learned", "messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True}
+    answer = post(client, "/v1/chat/completions", **chat, pe=pe)
+    assert answer["usage"]["total_tokens"] == 256
+    assert answer["choices"][0]["finish_reason"] == "length"
+    longer = client.post("/v1/chat/completions", json={**chat, "pe": pe, "max_tokens": 256})
+    assert (longer.status_code, longer.json()["error"]["param"]) == (400, "pe")
+    other = client.post("/v1/chat/completions", json={**chat, "pe": "yarn:4"})
+    assert (other.status_code, other.json()["error"]["param"]) == (400, "pe")
