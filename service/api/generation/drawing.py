@@ -67,6 +67,9 @@ class Drawing(KnownFields):
     min_tokens: Annotated[int, Field(ge=0)] = Field(
         0, description="Nothing but the limit of new tokens ends an answer of fewer tokens."
     )
+    include_stop_str_in_output: bool = Field(
+        False, description="The text has the stop string that ends it, or the token of `stop_token_ids`."
+    )
     structured_outputs: StructuredOutputs | None = Field(
         None, description="Answers follow a JSON schema, a regular expression or choices."
     )

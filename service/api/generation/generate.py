@@ -118,6 +118,7 @@ async def _prepared(
         cache_salt=body.cache_salt,
         min_tokens=body.min_tokens,
         structure=body.structure(),
+        with_stop=body.include_stop_str_in_output,
         most_param="max_new_tokens",
     )
     targets = [

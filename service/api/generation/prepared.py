@@ -49,9 +49,9 @@ class Wanted:
     ``max_tokens`` came in the field ``most_param``. None is as many as the server, the API key, the context and the
     ranges of ``auto`` allow. ``answers`` counts generations, and ``scored`` says whether the prompt is scored,
     ``echoed`` whether its text is needed. Answers follow the grammar of ``structure``; their text has special tokens
-    only ``with_special_tokens``. ``alternatives``, by the field ``logprobs_param``, are reported for every token, and
-    ``copies`` times where the prompt is echoed. ``param`` is the field that prompts came in. ``min_tokens`` is how many
-    tokens an answer must have room for.
+    only ``with_special_tokens``, and what ended it only ``with_stop``. ``alternatives``, by the field
+    ``logprobs_param``, are reported for every token, and ``copies`` times where the prompt is echoed. ``param`` is the
+    field that prompts came in. ``min_tokens`` is how many tokens an answer must have room for.
     """
 
     max_tokens: int | None
@@ -67,6 +67,7 @@ class Wanted:
     min_tokens: int = 0
     structure: Structure | None = None
     with_special_tokens: bool = False
+    with_stop: bool = False
     most_param: str = "max_tokens"
     logprobs_param: str = "logprobs"
 
@@ -166,9 +167,9 @@ class PreparedPrompt:
 
     def _pieces(self, sampling: SamplingParams, offset: int) -> Pieces:
         tokenizer, context, least = self.model.tokenizer, self.prompt.token_ids, sampling.min_tokens
-        special = self.wanted.with_special_tokens
-        text = TextStream(tokenizer, self.wanted.stops, least, context, with_special_tokens=special)
-        return Pieces(text, offset, sampling.ends_at(self.model.engine.eos_token_ids))
+        how = {"with_special_tokens": self.wanted.with_special_tokens, "with_stop": self.wanted.with_stop}
+        text, ends = TextStream(tokenizer, self.wanted.stops, least, context, **how), self.model.engine.eos_token_ids
+        return Pieces(text, offset, ends if self.wanted.with_stop else sampling.ends_at(ends))
 
 
 async def prepare(

@@ -57,6 +57,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,
         structure=body.structure(),
+        with_stop=body.include_stop_str_in_output,
     )
     prompts = await prepare(request, name.served, [name.target], given, wanted)
     answer = _Answer(body, name, prompts, request)

@@ -108,5 +108,6 @@ def _wanted(body: ConversationBody, served: ServedModel, structure: Structure | 
         cache_salt=body.cache_salt,
         structure=structure,
         with_special_tokens=offer.decides or shows_special_tokens(served.tokenizer),
+        with_stop=body.include_stop_str_in_output,
         most_param=field,
     )

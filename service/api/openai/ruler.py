@@ -85,7 +85,7 @@ async def ruler_generate(body: RulerRequest, request: Request) -> RulerAnswer:
         structure = replace(structure, param=within + structure.param)
     stops, least = drawing.stops(), drawing.min_tokens
     wanted = Wanted(max_tokens, 1, stops, param=param, min_tokens=least, structure=structure)
-    wanted = replace(wanted, most_param=within + limit)
+    wanted = replace(wanted, most_param=within + limit, with_stop=drawing.include_stop_str_in_output)
     (prepared,) = await prepare(request, name.served, [name.target], [given], wanted)
     text = await _text(prepared, drawing)
     return RulerAnswer(text=[text] if isinstance(body, VllmRequest) else text)

@@ -32,7 +32,6 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "echo": (False,),
     "include_reasoning": (True,),
-    "include_stop_str_in_output": (False,),
     "length_penalty": (1.0,),
     "logits_processors": ([],),
     "priority": (0,),

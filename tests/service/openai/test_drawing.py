@@ -103,6 +103,9 @@ class TestStopTokens:
         choice = whole["choices"][0]
         assert (choice["text"], choice["finish_reason"]) == (ended["text"], "stop")
         assert len(choice["logprobs"]["tokens"]) == whole["usage"]["completion_tokens"] == at + 1
+        kept = answer(http, **body, stop_token_ids=[free[at]], include_stop_str_in_output=True)["choices"][0]
+        assert (kept["text"], kept["finish_reason"]) == (tokenizer.decode(free[: at + 1]), "stop")
+        assert kept["logprobs"]["tokens"] == choice["logprobs"]["tokens"]
         pieces = [chunk["choices"][0] for chunk in chunks(http, **body, stop_token_ids=[free[at]])]
         assert "".join(piece["text"] for piece in pieces) == ended["text"]
         assert pieces[-1]["finish_reason"] == "stop"
