@@ -23,6 +23,7 @@ from service.api.openai import logprobs
 from service.api.openai.answers import Completion, CompletionChoice, LegacyLogprobs, Usage
 from service.api.openai.names import Named, named
 from service.api.openai.schemas import CompletionRequest
+from service.api.openai.token_ids import TokenIds
 from service.api.openai.usage import TokensUsed
 from service.api.quotas import set_deadline
 from service.evaluation.scoring.token_scores import TokenScores
@@ -99,12 +100,18 @@ class _Answer:
             await together(one_choice(position, choice, scores) for choice in range(self._body.n))
 
         async def one_choice(position: int, choice: int, scores: TokenScores | None) -> None:
+            prompt_ids: list[int] | None = self._prompts[position].prompt.token_ids
+            ids = TokenIds()
             async with aclosing(self._pieces(position, choice, scores)) as pieces:
                 async for piece in pieces:
                     if piece.text or piece.tokens or piece.finish_reason:
                         so_far = self._used.so_far(piece.generation, position)
                         shown = so_far if streams.continuous_usage_stats else None
-                        send(await self._rendered(position, choice, [piece]), shown)
+                        part = await self._rendered(position, choice, [piece])
+                        if self._body.return_token_ids:
+                            part.token_ids = ids.take(piece, final=piece.finish_reason is not None)
+                            part.prompt_token_ids, prompt_ids = prompt_ids, None
+                        send(part, shown)
 
         await together(one_prompt(i) for i in range(len(self._prompts)))
         if streams.include_usage:
@@ -118,6 +125,9 @@ class _Answer:
         async with aclosing(self._pieces(position, choice, scores)) as pieces:
             found = [piece async for piece in pieces]
         answer = await self._rendered(position, choice, found)
+        if self._body.return_token_ids:
+            answer.prompt_token_ids = self._prompts[position].prompt.token_ids
+            answer.token_ids = found[-1].generation.token_ids
         if self._body.prompt_logprobs is not None:
             assert scores is not None
             ids, top = self._prompts[position].prompt.token_ids, self._body.prompt_logprobs
@@ -178,9 +188,11 @@ class _Answer:
 
     @property
     def shown(self) -> int:
-        """Number of log-probabilities in the answer, about."""
+        """Number of log-probabilities and token ids in the answer, about."""
         prompt = sum(each.wanted.copies * len(each.prompt.token_ids) for each in self._prompts)
-        return (prompt + self._used.completion) * (1 + (self._body.alternatives or 0))
+        ids = sum(len(each.prompt.token_ids) for each in self._prompts) * self._body.n
+        scored = (prompt + self._used.completion) * (1 + (self._body.alternatives or 0))
+        return scored + ids if self._body.return_token_ids else scored
 
 
 async def _once(piece: Piece) -> AsyncGenerator[Piece]:

@@ -94,6 +94,9 @@ class GenerationBody(Asked):
 
     n: Annotated[int, Field(ge=1, le=128)] = Field(1, description="Answers per prompt.")
     stream_options: StreamOptions | None = None
+    return_token_ids: bool = Field(
+        False, description="The answer has `prompt_token_ids`, and each choice the `token_ids` that it was drawn as."
+    )
     modalities: Annotated[list[str], only(["text"], [])] | None = None
     response_format: ResponseFormat | None = Field(
         None, description="Text, any JSON object (`json_object`), or JSON by a schema (`json_schema`)."

@@ -35,7 +35,6 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1.0,),
     "logits_processors": ([],),
     "priority": (0,),
-    "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),

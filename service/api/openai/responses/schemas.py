@@ -43,6 +43,7 @@ class ResponsesRequest(ConversationBody):
         **dict.fromkeys(("access_programs", "background_options", "context_management", "conversation", "image"), ()),
         **dict.fromkeys(("max_tokens", "max_tool_calls", "previous_response_id", "prompt"), ()),
         "background": (False,),
+        "return_token_ids": (False,),
         "stream_options": ({}, {"include_obfuscation": False}),
         "truncation": ("disabled",),
     }
