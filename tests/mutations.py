@@ -100,6 +100,7 @@ OWN_SCALING = "tests/service/export/test_own_scaling.py"
 BIASES = "tests/patches/methods/test_biases.py"
 FREQUENCIES = "tests/patches/methods/test_frequencies.py"
 ENGINE = "tests/service/engine/test_engine.py"
+ADJUSTMENT = "tests/service/engine/sampling/test_adjustment.py"
 SAMPLING = "tests/service/engine/sampling/test_sampling.py"
 GRAPHS = "tests/service/engine/cards/test_graphs.py"
 AHEAD = "tests/service/engine/cards/test_ahead.py"
@@ -463,6 +464,14 @@ CARRIED = [
              ("tests/service/openai/test_token_ids.py",)),
     Mutation("token ids of calls are lost", "service", 'found = found or [{"delta": {}}]', "if not found: return found",
              ("tests/service/openai/test_token_ids.py::test_tokens_of_calls_are_among_them",)),
+    Mutation("a bad word ends behind any token", "service/engine", "self._lasts.setdefault(tuple(before), [])",
+             "self._lasts.setdefault((), [])", (f"{ADJUSTMENT}::test_the_last_token_of_a_bad_word_may_not_come",)),
+    Mutation("bad words are drawn ahead of their tokens", "service/engine", " or bool(self.bad_words)", "",
+             (f"{ADJUSTMENT}::test_the_last_token_of_a_bad_word_may_not_come",)),
+    Mutation("a form may need a token that is not allowed", "service/engine", "allowed = allowed & listed", "pass",
+             ("tests/service/openai/test_bounds.py::TestAllowedTokens::test_within_a_form",)),
+    Mutation("scoring draws a bad word", "service", "not (changes or bounds)", "not changes",
+             ("tests/service/openai/test_drawing.py::test_the_token_of_scoring_is_drawn_where_something_changes_it",)),
     Mutation("answers decoded without the prompt", "service", "self.wanted.stops, least, context,",
              "self.wanted.stops, least, (),", ("tests/service/openai/text/test_first_words.py",)),
     Mutation("a context that begins within a character", "service",

@@ -28,6 +28,7 @@ from service.api.generation.prompts import (
 from service.api.generation.refusals import refused
 from service.api.generation.structure import Structure
 from service.api.generation.text import TextStream
+from service.api.generation.wanted import Wanted
 from service.api.quotas import Reserved, admit, left_to_answer, log_prompts, most_to_answer, upper_bound
 from service.api.responses import AutoChoice
 from service.engine.generation import Generation
@@ -40,36 +41,6 @@ from service.policy.auto import Auto
 from service.settings import Settings
 from service.sharing.admission import Ticket
 from service.sharing.workers import Workers
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Work that a request asks for each of its prompts.
-
-    ``max_tokens`` came in the field ``most_param``. None is as many as the server, the API key, the context and the
-    ranges of ``auto`` allow. ``answers`` counts generations, and ``scored`` says whether the prompt is scored,
-    ``echoed`` whether its text is needed. Answers follow the grammar of ``structure``; their text has special tokens
-    only ``with_special_tokens``, and what ended it only ``with_stop``. ``alternatives``, by the field
-    ``logprobs_param``, are reported for every token, and ``copies`` times where the prompt is echoed. ``param`` is the
-    field that prompts came in. ``min_tokens`` is how many tokens an answer must have room for.
-    """
-
-    max_tokens: int | None
-    answers: int
-    stops: list[str]
-    scored: bool = False
-    alternatives: int | None = None
-    copies: int = 0
-    echoed: bool = False
-    param: str = "prompt"
-    add_special_tokens: bool = True
-    cache_salt: str | None = None
-    min_tokens: int = 0
-    structure: Structure | None = None
-    with_special_tokens: bool = False
-    with_stop: bool = False
-    most_param: str = "max_tokens"
-    logprobs_param: str = "logprobs"
 
 
 class Target(NamedTuple):
@@ -127,7 +98,7 @@ class PreparedPrompt:
         steps = self.model.engine.generate(
             self.prompt.token_ids,
             self.resolved,
-            replace(sampling, grammar=self.grammars[answer]) if self.grammars else sampling,
+            self._sampling(answer, sampling),
             self.max_tokens,
             pe_method=self.method.method,
             ticket=self.tickets[answer],
@@ -145,6 +116,11 @@ class PreparedPrompt:
                     yield piece
                     if piece.finish_reason is not None:
                         break
+
+    def _sampling(self, answer: int, sampling: SamplingParams) -> SamplingParams:
+        """``sampling`` with the parts that depend on the model."""
+        grammar, words = self.grammars[answer] if self.grammars else None, self.wanted.bad_words
+        return replace(sampling, grammar=grammar, bad_words=words) if grammar or words else sampling
 
     async def score(self, chunk: int | None, *, top: int, with_next: bool) -> TokenScores:
         """Scores of the prompt's tokens, in chunks of at most ``chunk`` tokens, with ``top`` alternatives each.

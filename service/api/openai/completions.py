@@ -13,10 +13,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from service.api.files import json_response
+from service.api.generation.bad_words import sequences
 from service.api.generation.pieces import Piece, Token
-from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
+from service.api.generation.prepared import PreparedPrompt, prepare
 from service.api.generation.prompts import Prompt, check_at_most, together
 from service.api.generation.token_names import TokenNames
+from service.api.generation.wanted import Wanted
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.openai import logprobs
@@ -58,6 +60,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         min_tokens=body.min_tokens,
         cache_salt=body.cache_salt,
         structure=body.structure(),
+        bad_words=await sequences(body, name.target.model),
         with_stop=body.include_stop_str_in_output,
     )
     prompts = await prepare(request, name.served, [name.target], given, wanted)

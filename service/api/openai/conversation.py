@@ -10,10 +10,12 @@ from typing import NamedTuple
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 
+from service.api.generation.bad_words import sequences
 from service.api.generation.pieces import Piece
-from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
+from service.api.generation.prepared import PreparedPrompt, prepare
 from service.api.generation.prompts import check_at_most
 from service.api.generation.structure import Structure
+from service.api.generation.wanted import Wanted
 from service.api.openai.answers import ChatFinishReason
 from service.api.openai.names import Named, named
 from service.api.openai.schemas import ConversationBody
@@ -84,6 +86,7 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
     form = body.structure()
     thought = await run_in_threadpool(offer.thought, form, name.served, text)
     wanted = _wanted(body, name.served, offer.formed(form, name.served, thought), offer)
+    wanted = replace(wanted, bad_words=await sequences(body, name.target.model))
     (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)
 
     def reader() -> Reader:

@@ -173,7 +173,8 @@ class CompletionRequest(GenerationBody):
     def scores_answer(self) -> bool:
         """True if scoring the prompt yields the answer too: the one greedy token that harnesses want."""
         changes = self.logit_bias or self.min_tokens or self.sampling().is_penalised or self.structure()
-        return self.scores_prompt and self.max_tokens == 1 and self.temperature == 0 and not changes
+        bounds = self.allowed_token_ids or self.bad_words
+        return self.scores_prompt and self.max_tokens == 1 and self.temperature == 0 and not (changes or bounds)
 
 
 class ConversationBody(Templating, Asked, ABC):

@@ -20,12 +20,11 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "verbosity": ("medium",),
     # vLLM
-    **dict.fromkeys(("allowed_token_ids", "chat_template", "guided_choice", "guided_grammar", "guided_json"), ()),
+    **dict.fromkeys(("chat_template", "guided_choice", "guided_grammar", "guided_json"), ()),
     **dict.fromkeys(("guided_regex", "kv_transfer_params", "mm_processor_kwargs"), ()),
     **dict.fromkeys(("prompt_logprobs", "request_id", "thinking_token_budget"), ()),
     **dict.fromkeys(("truncate_prompt_tokens", "vllm_xargs"), ()),
     "add_generation_prompt": (True,),
-    "bad_words": ([],),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),

@@ -50,7 +50,7 @@ CHECKS = [
 ]
 DRAWN: dict[str, Any] = {
     **{"model": "tiny", "pe": {"method": "default"}, "top_k": 0, "timeout_s": 60.0},
-    **{"logit_bias": {"5": 1.0}, "stop_token_ids": [9], "min_tokens": 0},
+    **{"logit_bias": {"5": 1.0}, "stop_token_ids": [9], "min_tokens": 0, "allowed_token_ids": None, "bad_words": []},
 }
 ONE_PROMPT: dict[str, Any] = {**DRAWN, "prompt": [5, 6, 7]}
 TEMPLATED: dict[str, Any] = {"chat_template_kwargs": {}, "add_generation_prompt": None, "continue_final_message": False}
