@@ -95,7 +95,7 @@ Encodings = Annotated[
 """One encoding, or several to answer every prompt under each."""
 
 TAGS = frozenset(
-    {"one_text", "token_ids", "several", "one", "list", "range", "vllm", "sglang", "auto", "named"}
+    {"one_text", "token_ids", "several", "one", "list", "range", "vllm", "sglang", "auto", "named", "allowed"}
     | {"as_text", "as_object", "as_schema", "a_message", "a_call", "a_result", "a_reason"}
 )
 """Words that unions in requests add to the location of a problem."""

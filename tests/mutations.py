@@ -100,6 +100,7 @@ OWN_SCALING = "tests/service/export/test_own_scaling.py"
 BIASES = "tests/patches/methods/test_biases.py"
 FREQUENCIES = "tests/patches/methods/test_frequencies.py"
 ENGINE = "tests/service/engine/test_engine.py"
+ALLOWED = "tests/service/openai/structure/test_allowed_tools.py"
 ADJUSTMENT = "tests/service/engine/sampling/test_adjustment.py"
 SAMPLING = "tests/service/engine/sampling/test_sampling.py"
 GRAPHS = "tests/service/engine/cards/test_graphs.py"
@@ -472,6 +473,10 @@ CARRIED = [
              ("tests/service/openai/test_bounds.py::TestAllowedTokens::test_within_a_form",)),
     Mutation("scoring draws a bad word", "service", "not (changes or bounds)", "not changes",
              ("tests/service/openai/test_drawing.py::test_the_token_of_scoring_is_drawn_where_something_changes_it",)),
+    Mutation("any function may be called", "service", "parsing_of(tokenizer, prompt, tools), names=self.allowed",
+             "parsing_of(tokenizer, prompt, tools)", (f"{ALLOWED}::test_a_call_of_another_function_is_text",)),
+    Mutation("any function must be called", "service", "strict=each.strict) for each in self.callees",
+             "strict=each.strict) for each in self.functions", (f"{ALLOWED}::test_required_forms_calls_of_these",)),
     Mutation("answers decoded without the prompt", "service", "self.wanted.stops, least, context,",
              "self.wanted.stops, least, (),", ("tests/service/openai/text/test_first_words.py",)),
     Mutation("a context that begins within a character", "service",

@@ -247,7 +247,7 @@ class ChatRequest(ConversationBody, GenerationBody):
     tool_choice: ToolChoice | None = Field(
         None,
         description="`auto`: the model decides. `required`: it calls some function; `{type: function, function: {name: "
-        "...}}`: this one. `none`: it sees no tools.",
+        "...}}`: this one. `none`: it sees no tools. `allowed_tools`: it sees all of them and calls some only.",
     )
 
     @property

@@ -70,7 +70,7 @@ class ResponsesRequest(ConversationBody):
     tool_choice: FlatToolChoice | None = Field(
         None,
         description="`auto`: the model decides. `required`: it calls some function; `{type: function, name: ...}`: "
-        "this one. `none`: it sees no tools.",
+        "this one. `none`: it sees no tools. `allowed_tools`: it sees all of them and calls some only.",
     )
     reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions, description="Of a model that reasons.")
     text: TextOptions = Field(default_factory=TextOptions, description="The format of the answer.")
