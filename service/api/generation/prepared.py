@@ -176,7 +176,7 @@ async def prepare(
     prepared, reserved = list[PreparedPrompt](), Reserved(request)
     for (index, (model, method, pe_param)), own_tickets in zip(pairs, tickets, strict=True):
         tokens = len(prompts[index].token_ids)
-        max_tokens = max(1, min(most_new, _longest(model, method) - tokens)) if wanted.max_tokens is None else most_new
+        max_tokens = max(1, min(most_new, longest(model, method) - tokens)) if wanted.max_tokens is None else most_new
         check_min_tokens(wanted.min_tokens, max_tokens)
         resolved = check_prompt(prompts[index].token_ids, max_tokens, method, model, wanted.param, pe_param)
         if wanted.scored:
@@ -271,7 +271,7 @@ async def _grammars(request: Request, model: ServedModel, wanted: Wanted, text: 
         return await workers.run(lambda: [model.grammars.compiled(text) for _ in range(wanted.answers)])
 
 
-def _longest(model: ServedModel, method: Method) -> int:
+def longest(model: ServedModel, method: Method) -> int:
     """The longest reserved length that the context and the ranges of ``auto`` allow."""
     last = method.longest if isinstance(method, Auto) else None
     return model.max_length if last is None else min(model.max_length, last)

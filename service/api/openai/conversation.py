@@ -19,6 +19,7 @@ from service.api.generation.wanted import Wanted
 from service.api.openai.answers import ChatFinishReason
 from service.api.openai.names import Named, named
 from service.api.openai.schemas import ConversationBody
+from service.api.openai.shortening import text_of
 from service.api.openai.tools.offer import Offer
 from service.api.openai.tools.reading import Reader, Said
 from service.api.quotas import set_deadline
@@ -80,9 +81,7 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
     offer.check(name.served)
     if offer.decides and body.ignore_eos:
         raise bad_request("ignore_eos: not with tools, since nothing follows a call", "ignore_eos")
-    messages, fields = body.conversation()
-    written = messages, name.served, body.PARAM, offer.for_template(), fields
-    text = await run_in_threadpool(body.templated, *written)
+    text = await text_of(body, request, name)
     form = body.structure()
     thought = await run_in_threadpool(offer.thought, form, name.served, text)
     wanted = _wanted(body, name.served, offer.formed(form, name.served, thought), offer)

@@ -217,6 +217,11 @@ class ConversationBody(Templating, Asked, ABC):
         """The field of the most new tokens, and its value."""
 
     @property
+    def shortens(self) -> bool:
+        """True if the conversation may lose its beginning to fit."""
+        return False
+
+    @property
     def answers(self) -> int:
         """Answers to the conversation."""
         return 1
