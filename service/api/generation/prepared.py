@@ -23,9 +23,11 @@ from service.api.generation.prompts import (
     check_min_tokens,
     check_prompt,
     check_scored,
+    last_tokens,
     prompts_of,
 )
 from service.api.generation.refusals import refused
+from service.api.generation.room import Room, longest
 from service.api.generation.structure import Structure
 from service.api.generation.text import TextStream
 from service.api.generation.wanted import Wanted
@@ -37,7 +39,6 @@ from service.evaluation.scoring.token_scores import TokenScores, prompt_scores
 from service.models.registry import ServedModel
 from service.models.text.grammar_parts import Delimiter
 from service.models.text.grammar_text import GrammarRefused, tried
-from service.policy.auto import Auto
 from service.settings import Settings
 from service.sharing.admission import Ticket
 from service.sharing.workers import Workers
@@ -166,6 +167,9 @@ async def prepare(
     log_prompts(request, given)
     how = {"add_special_tokens": wanted.add_special_tokens, "with_text": wanted.echoed}
     prompts = await prompts_of(request, given, served, wanted.param, **how)
+    if wanted.keeps is not None:
+        room = Room.of(targets[0].model, targets[0].method, wanted.max_tokens, settings)
+        prompts = [_kept(prompt, wanted.keeps, room, served.tokenizer.bos_token_id) for prompt in prompts]
     read = sum(len(prompts[index].token_ids) for index, _ in pairs)
     answers = len(pairs) * wanted.answers
     of_minute = left = most_to_answer(request, read)
@@ -202,6 +206,12 @@ async def _ranged(request: Request, served: ServedModel, targets: Sequence[Targe
             target.model.check_generates()
     methods = await with_ranges([target.method for target in targets], served, request)
     return [target._replace(method=method) for target, method in zip(targets, methods, strict=True)]
+
+
+def _kept(prompt: Prompt, keeps: int, room: Room, bos: int | None) -> Prompt:
+    """The last ``keeps`` tokens of ``prompt``, or as many as have ``room`` if that is below 0. A BOS stays first."""
+    fits = keeps < 0 and len(prompt.token_ids) <= room.whole
+    return prompt if fits else last_tokens(prompt, max(1, room.short) if keeps < 0 else keeps, bos)
 
 
 async def _tickets(
@@ -269,9 +279,3 @@ async def _grammars(request: Request, model: ServedModel, wanted: Wanted, text: 
     workers: Workers = request.app.state.workers
     with refused(wanted.structure):
         return await workers.run(lambda: [model.grammars.compiled(text) for _ in range(wanted.answers)])
-
-
-def longest(model: ServedModel, method: Method) -> int:
-    """The longest reserved length that the context and the ranges of ``auto`` allow."""
-    last = method.longest if isinstance(method, Auto) else None
-    return model.max_length if last is None else min(model.max_length, last)

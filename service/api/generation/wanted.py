@@ -17,7 +17,8 @@ class Wanted:
     only ``with_special_tokens``, and what ended it only ``with_stop``. ``alternatives``, by the field
     ``logprobs_param``, are reported for every token, and ``copies`` times where the prompt is echoed. ``param`` is the
     field that prompts came in. ``min_tokens`` is how many tokens an answer must have room for. ``bad_words`` are
-    sequences of tokens that answers may not have.
+    sequences of tokens that answers may not have. A prompt ``keeps`` its last tokens, as many as these, or as fit for
+    -1.
     """
 
     max_tokens: int | None
@@ -31,6 +32,7 @@ class Wanted:
     add_special_tokens: bool = True
     cache_salt: str | None = None
     min_tokens: int = 0
+    keeps: int | None = None
     structure: Structure | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     with_special_tokens: bool = False

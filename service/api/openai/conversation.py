@@ -107,6 +107,7 @@ def _wanted(body: ConversationBody, served: ServedModel, structure: Structure | 
         logprobs_param=body.LOGPROBS_PARAM,
         add_special_tokens=body.special_tokens(served),
         min_tokens=body.min_tokens,
+        keeps=body.keeps,
         cache_salt=body.cache_salt,
         structure=structure,
         with_special_tokens=offer.decides or shows_special_tokens(served.tokenizer),

@@ -97,6 +97,11 @@ class GenerationBody(Asked):
     return_token_ids: bool = Field(
         False, description="The answer has `prompt_token_ids`, and each choice the `token_ids` that it was drawn as."
     )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
+        None,
+        description="Keep this many of the last tokens of a prompt, or -1 for as many as fit beside the answer. A BOS "
+        "at its beginning stays, and counts.",
+    )
     modalities: Annotated[list[str], only(["text"], [])] | None = None
     response_format: ResponseFormat | None = Field(
         None, description="Text, any JSON object (`json_object`), or JSON by a schema (`json_schema`)."
@@ -106,6 +111,8 @@ class GenerationBody(Asked):
         """Raises:
         ApiError: for fields that exclude each other.
         """
+        if self.truncate_prompt_tokens == 0:
+            raise bad_request("truncate_prompt_tokens: must be -1 or at least 1, not 0", "truncate_prompt_tokens")
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options: only with stream", "stream_options")
         if self.streams.continuous_usage_stats and not self.streams.include_usage:
@@ -217,6 +224,11 @@ class ConversationBody(Templating, Asked, ABC):
         """The field of the most new tokens, and its value."""
 
     @property
+    def keeps(self) -> int | None:
+        """Tokens that a prompt keeps at most."""
+        return None
+
+    @property
     def shortens(self) -> bool:
         """True if the conversation may lose its beginning to fit."""
         return False
@@ -284,6 +296,11 @@ class ChatRequest(ConversationBody, GenerationBody):
     @override
     def effort(self) -> tuple[str, str | None]:
         return "reasoning_effort", self.reasoning_effort
+
+    @property
+    @override
+    def keeps(self) -> int | None:
+        return self.truncate_prompt_tokens
 
     @property
     @override

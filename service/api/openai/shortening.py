@@ -4,41 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 
 from service.api.encodings.auto import with_ranges
-from service.api.generation.prepared import longest
 from service.api.generation.prompts import prompts_of
+from service.api.generation.room import Room
 from service.api.openai.names import Named
 from service.api.openai.schemas import ConversationBody
 from service.errors import ApiError
 from service.inputs import is_longer
 from service.models.text.dropped import LEADS
 from service.settings import Settings
-
-SHARE = 4
-"""An answer without a limit gets this part of the context at most, beside a conversation that is shortened."""
-
-
-@dataclass(frozen=True)
-class Room:
-    """Tokens that a conversation may have: ``whole`` if it stays as it is, or else ``short``."""
-
-    whole: int
-    short: int
-
-    @classmethod
-    async def of(cls, body: ConversationBody, request: Request, name: Named) -> Room:
-        """The room beside the answer."""
-        settings: Settings = request.app.state.settings
-        (method,) = await with_ranges([name.target.method], name.served, request)
-        context, (_, most) = longest(name.target.model, method), body.most_tokens
-        if most is None:
-            return cls(context - 1, context - min(settings.max_new_tokens, context // SHARE))
-        return cls(context - most, context - most)
 
 
 async def text_of(body: ConversationBody, request: Request, name: Named) -> str:
@@ -64,7 +42,8 @@ async def text_of(body: ConversationBody, request: Request, name: Named) -> str:
     whole = await write(range(len(messages)))
     if not body.shortens:
         return whole
-    room = await Room.of(body, request, name)
+    (method,) = await with_ranges([name.target.method], name.served, request)
+    room = Room.of(name.target.model, method, body.most_tokens[1], settings)
     if await count(whole) <= room.whole:
         return whole
     return await shortened([message["role"] for message in messages], write, count, room.short) or whole

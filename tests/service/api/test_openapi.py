@@ -93,13 +93,19 @@ EASY: dict[str, dict[str, Any]] = {
     "POST /figures": {"model": "tiny", "pe": [{"method": "default"}], "length": None},
     "POST /export": {"model": "tiny", "pe": {"method": "default"}, "target": "vllm", "length": None},
     "POST /tokenize": {"model": "tiny", "prompt": "The", "messages": None, **TEMPLATED},
-    "POST /v1/completions": {**ONE_PROMPT, "max_tokens": 2, "n": 1, "stream_options": None},
+    "POST /v1/completions": {
+        **ONE_PROMPT,
+        "max_tokens": 2,
+        "n": 1,
+        "stream_options": None,
+        "truncate_prompt_tokens": -1,
+    },
     "POST /v1/responses": {**DRAWN, **TEMPLATED, "input": "The", "max_output_tokens": 2},
     "POST /v1/chat/completions": {
         **DRAWN,
         **TEMPLATED,
         **{"messages": [{"role": "user", "content": "The"}], "max_tokens": 2, "max_completion_tokens": 2},
-        **{"n": 1, "logprobs": True, "stream_options": None},
+        **{"n": 1, "logprobs": True, "stream_options": None, "truncate_prompt_tokens": -1},
     },
 }
 """Laid over every other drawn body: what a schema allows and no server has, such as any number of tokens."""

@@ -45,6 +45,7 @@ class ResponsesRequest(ConversationBody):
         **dict.fromkeys(("max_tokens", "max_tool_calls", "previous_response_id", "prompt"), ()),
         "background": (False,),
         "return_token_ids": (False,),
+        "truncate_prompt_tokens": (),
         "stream_options": ({}, {"include_obfuscation": False}),
     }
 
