@@ -24,10 +24,10 @@ def _sequences(drawing: Drawing, served: ServedModel, within: str) -> tuple[tupl
     for place, word in enumerate(drawing.bad_words):
         alone = word.lstrip(" ") or word
         spelled = [tuple(tokenized(served.tokenizer, text, add_special_tokens=False)) for text in (alone, f" {alone}")]
-        if not all(spelled):
+        if not spelled[0]:
             field = f"{within}bad_words.{place}"
             raise bad_request(f"{field}: the tokenizer of {served.name!r} has no tokens for it", field)
-        found |= dict.fromkeys(spelled)
+        found |= dict.fromkeys(tokens for tokens in spelled if tokens)
     logits = served.patch.num_logits
     drawn = tuple(tokens for tokens in found if max(tokens) < logits)
     if not drawing.leaves_some(served, (tokens[-1] for tokens in drawn)):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from service.api.generation.bad_words import sequences
+from service.api.openai.schemas import CompletionRequest
+from service.errors import ApiError
 from tests.service.openai.conftest import answer, plain_logprobs
 from tests.service.openai.test_drawing import CHAT, NEW, generate
 
@@ -101,6 +105,22 @@ class TestBadWords:
         ):
             reply = http.request("POST" if not within else "PUT", path, json=fields)
             assert reply.json()["error"]["param"] == f"{within}bad_words", reply.text
+
+
+async def test_words_as_tokens() -> None:
+    """A blank may add no tokens. A sequence with a token that has no logit is never drawn."""
+    tokens = {"a": [3], " a": [3], "b": [4], " b": [], "c": [5, 9], " c": [6, 5], " ": [7], "  ": [7, 7], "": []}
+
+    def tokenizer(text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": tokens[text]}
+
+    patch, engine = SimpleNamespace(num_logits=9), SimpleNamespace(eos_token_ids=())
+    served: Any = SimpleNamespace(tokenizer=tokenizer, patch=patch, engine=engine, name="tiny")
+    body = CompletionRequest(prompt="x", bad_words=["a", " a", "b", "c", " "])
+    assert await sequences(body, served) == ((3,), (4,), (6, 5), (7,), (7, 7))
+    tokens["d"] = tokens[" d"] = []
+    with pytest.raises(ApiError, match=r"bad_words\.1: the tokenizer of 'tiny' has no tokens for it"):
+        await sequences(CompletionRequest(prompt="x", bad_words=["a", "d"]), served)
 
 
 def spelled(tokenizer: Any, word: str) -> list[int]:
