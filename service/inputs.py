@@ -93,7 +93,7 @@ Encodings = Annotated[
 """One encoding, or several to answer every prompt under each."""
 
 TAGS = frozenset(
-    {"one_text", "token_ids", "several", "one", "list", "range", "vllm", "sglang", "auto", "named"}
+    {"one_text", "token_ids", "several", "one", "list", "range", "vllm", "sglang", "auto", "named", "allowed"}
     | {"as_text", "as_object", "as_schema", "a_message", "a_call", "a_result", "a_reason", "a_text"}
     | {"a_tool", "any_tool"}
 )

@@ -101,6 +101,8 @@ OWN_SCALING = "tests/service/export/test_own_scaling.py"
 BIASES = "tests/patches/methods/test_biases.py"
 FREQUENCIES = "tests/patches/methods/test_frequencies.py"
 ENGINE = "tests/service/engine/test_engine.py"
+ALLOWED = "tests/service/openai/structure/test_allowed_tools.py"
+ADJUSTMENT = "tests/service/engine/sampling/test_adjustment.py"
 SAMPLING = "tests/service/engine/sampling/test_sampling.py"
 GRAPHS = "tests/service/engine/cards/test_graphs.py"
 AHEAD = "tests/service/engine/cards/test_ahead.py"
@@ -456,6 +458,36 @@ CARRIED = [
              ("tests/service/engine/sampling/test_adjustment.py",)),
     Mutation("a token is counted twice", "service/engine", "        self._read = len(answer)\n", "",
              ("tests/service/engine/sampling/test_adjustment.py",)),
+    Mutation("a stop string that is asked for is left out", "service", "at + len(self.stop) if self._with_stop else at", "at",
+             ("tests/service/openai/text/test_ends.py::test_any_text_in_any_pieces",)),
+    Mutation("a stop token that is asked for is left out", "service", "ends if self.wanted.with_stop else ", "",
+             ("tests/service/openai/test_drawing.py::TestStopTokens",)),
+    Mutation("token ids without text are lost", "service", "len(ids) if final else min(self._sent", "min(self._sent",
+             ("tests/service/openai/test_token_ids.py",)),
+    Mutation("token ids of calls are lost", "service", 'found = found or [{"delta": {}}]', "if not found: return found",
+             ("tests/service/openai/test_token_ids.py::test_tokens_of_calls_are_among_them",)),
+    Mutation("a bad word ends behind any token", "service/engine", "self._lasts.setdefault(tuple(before), [])",
+             "self._lasts.setdefault((), [])", (f"{ADJUSTMENT}::test_the_last_token_of_a_bad_word_may_not_come",)),
+    Mutation("bad words are drawn ahead of their tokens", "service/engine", " or bool(self.bad_words)", "",
+             (f"{ADJUSTMENT}::test_the_last_token_of_a_bad_word_may_not_come",)),
+    Mutation("a form may need a token that is not allowed", "service/engine", "allowed = allowed & listed", "pass",
+             ("tests/service/openai/test_bounds.py::TestAllowedTokens::test_within_a_form",)),
+    Mutation("scoring draws a bad word", "service", "not (changes or bounds)", "not changes",
+             ("tests/service/openai/test_drawing.py::test_the_token_of_scoring_is_drawn_where_something_changes_it",)),
+    Mutation("any function may be called", "service", "parsing_of(tokenizer, prompt, tools), names=self.allowed",
+             "parsing_of(tokenizer, prompt, tools)", (f"{ALLOWED}::test_a_call_of_another_function_is_text",)),
+    Mutation("any function must be called", "service", "strict=each.strict) for each in self.callees",
+             "strict=each.strict) for each in self.functions", (f"{ALLOWED}::test_required_forms_calls_of_these",)),
+    Mutation("a conversation loses its instructions", "service", "[*range(lead), *range(start, len(roles))]",
+             "[*range(start, len(roles))]", ("tests/service/openai/test_shortening.py",)),
+    Mutation("a result without its call begins", "service", "range(lead + 1, len(roles)) if roles[at] != \"tool\"",
+             "range(lead + 1, len(roles))", ("tests/service/openai/test_shortening.py::test_any_conversation",)),
+    Mutation("a conversation that fits is shortened", "service", "await count(whole) <= room.whole",
+             "await count(whole) <= room.short", ("tests/service/openai/test_shortening.py",)),
+    Mutation("a shorter prompt loses its BOS", "service", "min(most, 1) if ids[0] == bos else 0", "0",
+             ("tests/service/openai/test_truncation.py",)),
+    Mutation("a shorter prompt is echoed whole", "service", "prompt.text[begin:], kept)", "prompt.text, kept)",
+             ("tests/service/openai/test_truncation.py::test_the_echo_is_that_of_the_tokens",)),
     Mutation("answers decoded without the prompt", "service", "self.wanted.stops, least, context,",
              "self.wanted.stops, least, (),", ("tests/service/openai/text/test_first_words.py",)),
     Mutation("a context that begins within a character", "service",

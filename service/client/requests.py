@@ -37,6 +37,9 @@ class GenerateOptions(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int] | None
+    include_stop_str_in_output: bool | None
+    allowed_token_ids: Sequence[int] | None
+    bad_words: Sequence[str] | None
     structured_outputs: Mapping[str, Any] | None
     min_tokens: int | None
     ignore_eos: bool | None

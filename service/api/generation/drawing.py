@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -11,11 +12,14 @@ from patches import KnownFields, problem
 from service.api.generation.structure import Structure, StructuredOutputs
 from service.engine.request import SamplingParams
 from service.errors import ApiError, bad_request
-from service.inputs import Stops, TokenId
+from service.inputs import Stop, Stops, TokenId
 from service.models.registry import ServedModel
 
 MOST_IDS = 256
 """Token ids in one of its fields."""
+
+MOST_ALLOWED = 1 << 14
+"""Token ids that answers are drawn from."""
 
 GREEDY = 1e-5
 """Temperatures below are greedy, as in vLLM: their quotients may be no numbers."""
@@ -66,6 +70,16 @@ class Drawing(KnownFields):
     min_tokens: Annotated[int, Field(ge=0)] = Field(
         0, description="Nothing but the limit of new tokens ends an answer of fewer tokens."
     )
+    include_stop_str_in_output: bool = Field(
+        False, description="The text has the stop string that ends it, or the token of `stop_token_ids`."
+    )
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MOST_ALLOWED)] | None = Field(
+        None, description="No other tokens are drawn. An end-of-text token must be among them to end an answer."
+    )
+    bad_words: Annotated[list[Stop], Field(max_length=MOST_IDS)] = Field(
+        default_factory=list,
+        description="Tokens that would complete one of these texts are not drawn, with a blank before it or without.",
+    )
     structured_outputs: StructuredOutputs | None = Field(
         None, description="Answers follow a JSON schema, a regular expression or choices."
     )
@@ -96,14 +110,23 @@ class Drawing(KnownFields):
         def refused(field: str, why: str) -> ApiError:
             return bad_request(f"{within}{field}: {why}", within + field)
 
-        for field, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
-            if max(ids, default=0) >= vocabulary:
+        for field in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            if max(getattr(self, field) or (), default=0) >= vocabulary:
                 raise refused(field, f"token ids of this model are 0..{vocabulary - 1}")
-        if self.min_tokens and len({*self.stop_token_ids, *served.engine.eos_token_ids}) >= vocabulary:
-            raise refused("stop_token_ids", "with min_tokens, they must leave a token to draw")
+        if not self.leaves_some(served):
+            field = "stop_token_ids" if self.allowed_token_ids is None else "allowed_token_ids"
+            raise refused(field, "with min_tokens, they must leave a token to draw that ends no answer")
         if (structure := self.structure()) and (self.ignore_eos or self.min_tokens):
             field = "ignore_eos" if self.ignore_eos else "min_tokens"
             raise refused(field, f"not with {within}{structure.param}, since an answer ends where its grammar does")
+
+    def leaves_some(self, served: ServedModel, without: Iterable[int] = ()) -> bool:
+        """True if a token is left to draw ``without`` these, and before ``min_tokens`` without those that end it."""
+        ends = (*self.stop_token_ids, *served.engine.eos_token_ids) if self.min_tokens else ()
+        taken = {*ends, *without}
+        if self.allowed_token_ids is None:
+            return len(taken) < served.patch.num_logits
+        return not taken.issuperset(self.allowed_token_ids)
 
     def sampling(self, choice: int = 0, logprobs: int | None = None) -> SamplingParams:
         """``choice`` counts the answers to one prompt; ``logprobs`` the alternatives to report per token."""
@@ -121,6 +144,7 @@ class Drawing(KnownFields):
             frequency_penalty=self.frequency_penalty,
             logit_bias=tuple(self.logit_bias.items()),
             stop_token_ids=tuple(self.stop_token_ids),
+            allowed_token_ids=tuple(self.allowed_token_ids or ()),
         )
 
 

@@ -12,10 +12,12 @@ from pydantic.config import JsonDict
 
 from patches import KnownFields, examples, to_shorthand
 from service.api.files import json_response
+from service.api.generation.bad_words import sequences
 from service.api.generation.drawing import Drawing, Stopped
-from service.api.generation.prepared import PreparedPrompt, Target, Wanted, prepare
+from service.api.generation.prepared import PreparedPrompt, Target, prepare
 from service.api.generation.prompts import check_at_most, together
 from service.api.generation.token_names import TokenNames
+from service.api.generation.wanted import Wanted
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.quotas import set_deadline
@@ -118,6 +120,8 @@ async def _prepared(
         cache_salt=body.cache_salt,
         min_tokens=body.min_tokens,
         structure=body.structure(),
+        bad_words=await sequences(body, served),
+        with_stop=body.include_stop_str_in_output,
         most_param="max_new_tokens",
     )
     targets = [

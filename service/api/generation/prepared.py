@@ -23,11 +23,14 @@ from service.api.generation.prompts import (
     check_min_tokens,
     check_prompt,
     check_scored,
+    last_tokens,
     prompts_of,
 )
 from service.api.generation.refusals import refused
+from service.api.generation.room import Room, longest
 from service.api.generation.structure import Structure
 from service.api.generation.text import TextStream
+from service.api.generation.wanted import Wanted
 from service.api.quotas import Reserved, admit, left_to_answer, log_prompts, most_to_answer, upper_bound
 from service.api.responses import AutoChoice
 from service.engine.generation import Generation
@@ -36,39 +39,9 @@ from service.evaluation.scoring.token_scores import TokenScores, prompt_scores
 from service.models.registry import ServedModel
 from service.models.text.grammar_parts import Delimiter
 from service.models.text.grammar_text import GrammarRefused, tried
-from service.policy.auto import Auto
 from service.settings import Settings
 from service.sharing.admission import Ticket
 from service.sharing.workers import Workers
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Work that a request asks for each of its prompts.
-
-    ``max_tokens`` came in the field ``most_param``. None is as many as the server, the API key, the context and the
-    ranges of ``auto`` allow. ``answers`` counts generations, and ``scored`` says whether the prompt is scored,
-    ``echoed`` whether its text is needed. Answers follow the grammar of ``structure``; their text has special tokens
-    only ``with_special_tokens``. ``alternatives``, by the field ``logprobs_param``, are reported for every token, and
-    ``copies`` times where the prompt is echoed. ``param`` is the field that prompts came in. ``min_tokens`` is how many
-    tokens an answer must have room for.
-    """
-
-    max_tokens: int | None
-    answers: int
-    stops: list[str]
-    scored: bool = False
-    alternatives: int | None = None
-    copies: int = 0
-    echoed: bool = False
-    param: str = "prompt"
-    add_special_tokens: bool = True
-    cache_salt: str | None = None
-    min_tokens: int = 0
-    structure: Structure | None = None
-    with_special_tokens: bool = False
-    most_param: str = "max_tokens"
-    logprobs_param: str = "logprobs"
 
 
 class Target(NamedTuple):
@@ -126,7 +99,7 @@ class PreparedPrompt:
         steps = self.model.engine.generate(
             self.prompt.token_ids,
             self.resolved,
-            replace(sampling, grammar=self.grammars[answer]) if self.grammars else sampling,
+            self._sampling(answer, sampling),
             self.max_tokens,
             pe_method=self.method.method,
             ticket=self.tickets[answer],
@@ -144,6 +117,11 @@ class PreparedPrompt:
                     yield piece
                     if piece.finish_reason is not None:
                         break
+
+    def _sampling(self, answer: int, sampling: SamplingParams) -> SamplingParams:
+        """``sampling`` with the parts that depend on the model."""
+        grammar, words = self.grammars[answer] if self.grammars else None, self.wanted.bad_words
+        return replace(sampling, grammar=grammar, bad_words=words) if grammar or words else sampling
 
     async def score(self, chunk: int | None, *, top: int, with_next: bool) -> TokenScores:
         """Scores of the prompt's tokens, in chunks of at most ``chunk`` tokens, with ``top`` alternatives each.
@@ -166,9 +144,9 @@ class PreparedPrompt:
 
     def _pieces(self, sampling: SamplingParams, offset: int) -> Pieces:
         tokenizer, context, least = self.model.tokenizer, self.prompt.token_ids, sampling.min_tokens
-        special = self.wanted.with_special_tokens
-        text = TextStream(tokenizer, self.wanted.stops, least, context, with_special_tokens=special)
-        return Pieces(text, offset, sampling.ends_at(self.model.engine.eos_token_ids))
+        how = {"with_special_tokens": self.wanted.with_special_tokens, "with_stop": self.wanted.with_stop}
+        text, ends = TextStream(tokenizer, self.wanted.stops, least, context, **how), self.model.engine.eos_token_ids
+        return Pieces(text, offset, ends if self.wanted.with_stop else sampling.ends_at(ends))
 
 
 async def prepare(
@@ -189,6 +167,9 @@ async def prepare(
     log_prompts(request, given)
     how = {"add_special_tokens": wanted.add_special_tokens, "with_text": wanted.echoed}
     prompts = await prompts_of(request, given, served, wanted.param, **how)
+    if wanted.keeps is not None:
+        room = Room.of(targets[0].model, targets[0].method, wanted.max_tokens, settings)
+        prompts = [_kept(prompt, wanted.keeps, room, served.tokenizer.bos_token_id) for prompt in prompts]
     read = sum(len(prompts[index].token_ids) for index, _ in pairs)
     answers = len(pairs) * wanted.answers
     of_minute = left = most_to_answer(request, read)
@@ -199,7 +180,7 @@ async def prepare(
     prepared, reserved = list[PreparedPrompt](), Reserved(request)
     for (index, (model, method, pe_param)), own_tickets in zip(pairs, tickets, strict=True):
         tokens = len(prompts[index].token_ids)
-        max_tokens = max(1, min(most_new, _longest(model, method) - tokens)) if wanted.max_tokens is None else most_new
+        max_tokens = max(1, min(most_new, longest(model, method) - tokens)) if wanted.max_tokens is None else most_new
         check_min_tokens(wanted.min_tokens, max_tokens)
         resolved = check_prompt(prompts[index].token_ids, max_tokens, method, model, wanted.param, pe_param)
         if wanted.scored:
@@ -225,6 +206,12 @@ async def _ranged(request: Request, served: ServedModel, targets: Sequence[Targe
             target.model.check_generates()
     methods = await with_ranges([target.method for target in targets], served, request)
     return [target._replace(method=method) for target, method in zip(targets, methods, strict=True)]
+
+
+def _kept(prompt: Prompt, keeps: int, room: Room, bos: int | None) -> Prompt:
+    """The last ``keeps`` tokens of ``prompt``, or as many as have ``room`` if that is below 0. A BOS stays first."""
+    fits = keeps < 0 and len(prompt.token_ids) <= room.whole
+    return prompt if fits else last_tokens(prompt, max(1, room.short) if keeps < 0 else keeps, bos)
 
 
 async def _tickets(
@@ -292,16 +279,3 @@ async def _grammars(request: Request, model: ServedModel, wanted: Wanted, text: 
     workers: Workers = request.app.state.workers
     with refused(wanted.structure):
         return await workers.run(lambda: [model.grammars.compiled(text) for _ in range(wanted.answers)])
-
-
-def _longest(model: ServedModel, method: Method) -> int:
-    """The longest reserved length that the context, the ranges of ``auto`` and a table of positions allow."""
-    if isinstance(method, Auto):
-        return min(model.max_length, method.longest or model.max_length)
-    geometry = model.patch.geometry
-    if geometry.table_rows is None:
-        return model.max_length
-    try:
-        return method.recipe(geometry).longest(geometry, model.max_length)
-    except ValueError:
-        return model.max_length  # the check of the prompt says why it does not fit

@@ -88,6 +88,18 @@ def read_prompt(
     return Prompt(item, stream.text, starts)
 
 
+def last_tokens(prompt: Prompt, most: int, bos: int | None) -> Prompt:
+    """The last ``most`` tokens of ``prompt``, its first one among them if that is ``bos``."""
+    ids, starts = prompt.token_ids, prompt.starts
+    if len(ids) <= most:
+        return prompt
+    first = min(most, 1) if ids[0] == bos else 0
+    at = len(ids) - most + first
+    begin = starts[at] if starts and at < len(ids) else len(prompt.text)
+    kept = [0] * first + [start - begin for start in starts[at:]] if starts else []
+    return Prompt(ids[:first] + ids[at:], prompt.text[begin:], kept)
+
+
 def check_at_most(
     param: str,
     asked: int,

@@ -24,7 +24,8 @@ class TextStream:
 
     Decodes from a few tokens back, since a token's text can depend on its neighbours: Llama 2 drops the space before a
     first word. Withholds incomplete characters, and text that could begin a stop string. A stop string counts when it
-    ends after the text of the first ``min_tokens`` tokens, as in vLLM (``IncrementalDetokenizer.update``).
+    ends after the text of the first ``min_tokens`` tokens, as in vLLM (``IncrementalDetokenizer.update``). It is left
+    out unless the text comes ``with_stop``.
     """
 
     def __init__(
@@ -35,7 +36,9 @@ class TextStream:
         context: Sequence[int] = (),
         *,
         with_special_tokens: bool = False,
+        with_stop: bool = False,
     ) -> None:
+        self._with_stop = with_stop
         self._skips = not with_special_tokens
         self._tokenizer, self._stop = tokenizer, [s for s in stop if s]
         self._min_tokens, self._context = min_tokens, list(context[-CONTEXT - LONGEST :])
@@ -87,9 +90,9 @@ class TextStream:
         found = [start for start in starts if start[0] >= 0]
         if found:
             at, self.stop = min(found)
-            self.text = self.text[:at]
+            self.text = self.text[: at + len(self.stop) if self._with_stop else at]
         end = len(self.text)
-        if not (final or self.stopped):
+        if not (final or self.stopped or self._with_stop):
             end -= max((_overlap(self.text, stop) for stop in self._stop), default=0)
         end = max(end, self._sent)
         shown, self._sent = self.text[self._sent : end], end

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
 
 from service.api.generation.pieces import FinishReason
+from service.api.openai.token_ids import OptionalIds
 from service.api.responses import AutoChoice
 
 
@@ -53,6 +54,8 @@ class CompletionChoice(BaseModel):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
     pe: dict[str, Any] | None = None
     auto: AutoChoice | None = None
+    prompt_token_ids: OptionalIds = None
+    token_ids: OptionalIds = None
 
 
 class Completion(BaseModel):
@@ -113,6 +116,7 @@ class ChatChoice(BaseModel):
     finish_reason: ChatFinishReason
     pe: dict[str, Any]
     auto: AutoChoice | None = None
+    token_ids: OptionalIds = None
 
 
 class Chat(BaseModel):
@@ -122,3 +126,4 @@ class Chat(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: OptionalIds = None

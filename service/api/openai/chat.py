@@ -28,6 +28,7 @@ from service.api.openai.answers import (
 )
 from service.api.openai.conversation import Conversation, Part, prepared_conversation
 from service.api.openai.schemas import ChatRequest
+from service.api.openai.token_ids import TokenIds
 from service.api.openai.tools.reading import Call
 from service.api.openai.usage import TokensUsed
 from service.engine.generation import Generation
@@ -64,7 +65,11 @@ class _Answer:
 
     async def whole(self) -> Chat:
         choices = await together(self._choice(index) for index in range(self._body.n))
-        return Chat(**self._frame, choices=choices, usage=self._used.usage())
+        return Chat(**self._frame, choices=choices, usage=self._used.usage(), prompt_token_ids=self._prompt_ids)
+
+    @property
+    def _prompt_ids(self) -> list[int] | None:
+        return self._prepared.prompt.token_ids if self._body.return_token_ids else None
 
     async def _choice(self, index: int) -> ChatChoice:
         parts = [part async for part in self._parts(index)]
@@ -81,13 +86,16 @@ class _Answer:
             finish_reason=last,
             pe=self._prepared.pe,
             auto=self._prepared.auto,
+            token_ids=parts[-1].piece.generation.token_ids if self._body.return_token_ids else None,
         )
 
     async def stream(self, emit: Emit) -> None:
         streams = self._body.streams
 
-        def send(choices: list[dict[str, Any]], usage: Usage | None) -> None:
+        def send(choices: list[dict[str, Any]], usage: Usage | None, prompt_ids: list[int] | None = None) -> None:
             chunk = {**self._frame, "object": "chat.completion.chunk", "choices": choices}
+            if prompt_ids is not None:
+                chunk["prompt_token_ids"] = prompt_ids
             if streams.include_usage:
                 chunk["usage"] = None if usage is None else usage.model_dump()
             emit(chunk)
@@ -95,21 +103,31 @@ class _Answer:
         async def one_choice(index: int) -> None:
             frame, so_far, calls = {"index": index, "logprobs": None, "finish_reason": None}, Generation(), 0
 
-            def send_one(**parts: Any) -> None:
-                send([{**frame, **parts}], self._used.so_far(so_far) if streams.continuous_usage_stats else None)
+            def send_one(parts: dict[str, Any], prompt_ids: list[int] | None = None) -> None:
+                usage = self._used.so_far(so_far) if streams.continuous_usage_stats else None
+                send([{**frame, **parts}], usage, prompt_ids)
 
             content = None if self._conversation.offer.must else ""  # as OpenAI begins calls and texts
-            send_one(delta={"role": "assistant", "content": content})
+            send_one({"delta": {"role": "assistant", "content": content}}, self._prompt_ids)
+            ids = TokenIds()
             async with aclosing(self._parts(index)) as parts:
                 async for part in parts:
                     so_far = part.piece.generation
-                    for fields in self._deltas(part, calls):
-                        send_one(**fields)
+                    for fields in self._with_ids(self._deltas(part, calls), part, ids):
+                        send_one(fields)
                     calls += len(part.said.calls)
 
         await together(one_choice(index) for index in range(self._body.n))
         if streams.include_usage:
             send([], self._used.usage())
+
+    def _with_ids(self, deltas: Iterator[dict[str, Any]], part: Part, ids: TokenIds) -> list[dict[str, Any]]:
+        """``deltas`` of a part, the first of them with its token ids. A token of a call may have no other chunk."""
+        found = list(deltas)
+        if self._body.return_token_ids and (own := ids.take(part.piece, final=part.finish_reason is not None)):
+            found = found or [{"delta": {}}]
+            found[0]["token_ids"] = own
+        return found
 
     def _deltas(self, part: Part, calls: int) -> Iterator[dict[str, Any]]:
         """Fields of the chunks of one part, which comes behind ``calls`` calls."""

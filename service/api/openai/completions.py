@@ -13,16 +13,19 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from service.api.files import json_response
+from service.api.generation.bad_words import sequences
 from service.api.generation.pieces import Piece, Token
-from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
+from service.api.generation.prepared import PreparedPrompt, prepare
 from service.api.generation.prompts import Prompt, check_at_most, together
 from service.api.generation.token_names import TokenNames
+from service.api.generation.wanted import Wanted
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.openai import logprobs
 from service.api.openai.answers import Completion, CompletionChoice, LegacyLogprobs, Usage
 from service.api.openai.names import Named, named
 from service.api.openai.schemas import CompletionRequest
+from service.api.openai.token_ids import TokenIds
 from service.api.openai.usage import TokensUsed
 from service.api.quotas import set_deadline
 from service.evaluation.scoring.token_scores import TokenScores
@@ -55,8 +58,11 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         echoed=body.echo,
         add_special_tokens=body.add_special_tokens,
         min_tokens=body.min_tokens,
+        keeps=body.truncate_prompt_tokens,
         cache_salt=body.cache_salt,
         structure=body.structure(),
+        bad_words=await sequences(body, name.target.model),
+        with_stop=body.include_stop_str_in_output,
     )
     prompts = await prepare(request, name.served, [name.target], given, wanted)
     answer = _Answer(body, name, prompts, request)
@@ -98,12 +104,18 @@ class _Answer:
             await together(one_choice(position, choice, scores) for choice in range(self._body.n))
 
         async def one_choice(position: int, choice: int, scores: TokenScores | None) -> None:
+            prompt_ids: list[int] | None = self._prompts[position].prompt.token_ids
+            ids = TokenIds()
             async with aclosing(self._pieces(position, choice, scores)) as pieces:
                 async for piece in pieces:
                     if piece.text or piece.tokens or piece.finish_reason:
                         so_far = self._used.so_far(piece.generation, position)
                         shown = so_far if streams.continuous_usage_stats else None
-                        send(await self._rendered(position, choice, [piece]), shown)
+                        part = await self._rendered(position, choice, [piece])
+                        if self._body.return_token_ids:
+                            part.token_ids = ids.take(piece, final=piece.finish_reason is not None)
+                            part.prompt_token_ids, prompt_ids = prompt_ids, None
+                        send(part, shown)
 
         await together(one_prompt(i) for i in range(len(self._prompts)))
         if streams.include_usage:
@@ -117,6 +129,9 @@ class _Answer:
         async with aclosing(self._pieces(position, choice, scores)) as pieces:
             found = [piece async for piece in pieces]
         answer = await self._rendered(position, choice, found)
+        if self._body.return_token_ids:
+            answer.prompt_token_ids = self._prompts[position].prompt.token_ids
+            answer.token_ids = found[-1].generation.token_ids
         if self._body.prompt_logprobs is not None:
             assert scores is not None
             ids, top = self._prompts[position].prompt.token_ids, self._body.prompt_logprobs
@@ -177,9 +192,11 @@ class _Answer:
 
     @property
     def shown(self) -> int:
-        """Number of log-probabilities in the answer, about."""
+        """Number of log-probabilities and token ids in the answer, about."""
         prompt = sum(each.wanted.copies * len(each.prompt.token_ids) for each in self._prompts)
-        return (prompt + self._used.completion) * (1 + (self._body.alternatives or 0))
+        ids = sum(len(each.prompt.token_ids) for each in self._prompts) * self._body.n
+        scored = (prompt + self._used.completion) * (1 + (self._body.alternatives or 0))
+        return scored + ids if self._body.return_token_ids else scored
 
 
 async def _once(piece: Piece) -> AsyncGenerator[Piece]:

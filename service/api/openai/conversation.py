@@ -10,13 +10,16 @@ from typing import NamedTuple
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 
+from service.api.generation.bad_words import sequences
 from service.api.generation.pieces import Piece
-from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
+from service.api.generation.prepared import PreparedPrompt, prepare
 from service.api.generation.prompts import check_at_most
 from service.api.generation.structure import Structure
+from service.api.generation.wanted import Wanted
 from service.api.openai.answers import ChatFinishReason
 from service.api.openai.names import Named, named
 from service.api.openai.schemas import ConversationBody
+from service.api.openai.shortening import text_of
 from service.api.openai.tools.offer import Offer
 from service.api.openai.tools.reading import Reader, Said
 from service.api.quotas import set_deadline
@@ -78,10 +81,11 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
     offer.check(name.served)
     if offer.decides and body.ignore_eos:
         raise bad_request("ignore_eos: not with tools, since nothing follows a call", "ignore_eos")
-    text = await run_in_threadpool(body.written, name.served)
+    text = await text_of(body, request, name)
     form = body.structure()
     thought = await run_in_threadpool(offer.thought, form, name.served, text)
     wanted = _wanted(body, name.served, offer.formed(form, name.served, thought), offer)
+    wanted = replace(wanted, bad_words=await sequences(body, name.target.model))
     (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)
 
     def reader() -> Reader:
@@ -103,8 +107,10 @@ def _wanted(body: ConversationBody, served: ServedModel, structure: Structure | 
         logprobs_param=body.LOGPROBS_PARAM,
         add_special_tokens=body.special_tokens(served),
         min_tokens=body.min_tokens,
+        keeps=body.keeps,
         cache_salt=body.cache_salt,
         structure=structure,
         with_special_tokens=offer.decides or shows_special_tokens(served.tokenizer),
+        with_stop=body.include_stop_str_in_output,
         most_param=field,
     )

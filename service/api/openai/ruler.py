@@ -12,9 +12,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag
 
+from service.api.generation.bad_words import sequences
 from service.api.generation.drawing import Stopped
-from service.api.generation.prepared import PreparedPrompt, Wanted, prepare
+from service.api.generation.prepared import PreparedPrompt, prepare
 from service.api.generation.prompts import check_at_most, check_min_tokens
+from service.api.generation.wanted import Wanted
 from service.api.http.routing import Route
 from service.api.openai.body import Body
 from service.api.openai.names import named
@@ -86,7 +88,8 @@ async def ruler_generate(body: RulerRequest, request: Request) -> RulerAnswer:
         structure = replace(structure, param=within + structure.param)
     stops, least = drawing.stops(), drawing.min_tokens
     wanted = Wanted(max_tokens, 1, stops, param=param, min_tokens=least, structure=structure)
-    wanted = replace(wanted, most_param=within + limit)
+    wanted = replace(wanted, most_param=within + limit, with_stop=drawing.include_stop_str_in_output)
+    wanted = replace(wanted, bad_words=await sequences(drawing, name.target.model, within))
     (prepared,) = await prepare(request, name.served, [name.target], [given], wanted)
     text = await _text(prepared, drawing)
     return RulerAnswer(text=[text] if isinstance(body, VllmRequest) else text)

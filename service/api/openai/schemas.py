@@ -6,6 +6,7 @@ Any other is refused by name. Those of OpenAI and vLLM pass with a neutral value
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -105,6 +106,14 @@ class GenerationBody(OpenAIFields, Asked):
 
     n: Annotated[int, Field(ge=1, le=128)] = Field(1, description="Answers per prompt.")
     stream_options: StreamOptions | None = None
+    return_token_ids: bool = Field(
+        False, description="The answer has `prompt_token_ids`, and each choice the `token_ids` that it was drawn as."
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
+        None,
+        description="Keep this many of the last tokens of a prompt, or -1 for as many as fit beside the answer. A BOS "
+        "at its beginning stays, and counts.",
+    )
     modalities: Annotated[list[str], only(["text"], [])] | None = None
     response_format: ResponseFormat | None = Field(
         None, description="Text, any JSON object (`json_object`), or JSON by a schema (`json_schema`)."
@@ -114,6 +123,8 @@ class GenerationBody(OpenAIFields, Asked):
         """Raises:
         ApiError: for fields that exclude each other.
         """
+        if self.truncate_prompt_tokens == 0:
+            raise bad_request("truncate_prompt_tokens: must be -1 or at least 1, not 0", "truncate_prompt_tokens")
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options: only with stream", "stream_options")
         if self.streams.continuous_usage_stats and not self.streams.include_usage:
@@ -181,7 +192,8 @@ class CompletionRequest(GenerationBody):
     def scores_answer(self) -> bool:
         """True if scoring the prompt yields the answer too: the one greedy token that harnesses want."""
         changes = self.logit_bias or self.min_tokens or self.sampling().is_penalised or self.structure()
-        return self.scores_prompt and self.max_tokens == 1 and self.temperature == 0 and not changes
+        bounds = self.allowed_token_ids or self.bad_words
+        return self.scores_prompt and self.max_tokens == 1 and self.temperature == 0 and not (changes or bounds)
 
 
 class TurnsBody(Templating, ABC):
@@ -202,13 +214,15 @@ class TurnsBody(Templating, ABC):
         """
         return Offer()
 
-    def written(self, served: ServedModel) -> str:
-        """The conversation and the functions as one text, by the chat template of ``served``.
+    def written(self, served: ServedModel, places: Sequence[int] | None = None) -> str:
+        """The conversation, or its messages at ``places``, with the functions, by the chat template of ``served``.
 
         Raises:
             ApiError: as ``templated``.
         """
         messages, fields = self.conversation()
+        if places is not None:
+            messages, fields = [messages[at] for at in places], [fields[at] for at in places]
         return self.templated(messages, served, self.PARAM, self.offer.for_template(), fields)
 
 
@@ -231,6 +245,16 @@ class ConversationBody(TurnsBody, Asked):
     @abstractmethod
     def most_tokens(self) -> tuple[str, int | None]:
         """The field of the most new tokens, and its value."""
+
+    @property
+    def keeps(self) -> int | None:
+        """Tokens that a prompt keeps at most."""
+        return None
+
+    @property
+    def shortens(self) -> bool:
+        """True if the conversation may lose its beginning to fit."""
+        return False
 
     @property
     def answers(self) -> int:
@@ -263,7 +287,7 @@ class ChatRequest(ParallelCalls, ConversationBody, GenerationBody):
     tool_choice: ToolChoice | None = Field(
         None,
         description="`auto`: the model decides. `required`: it calls some function; `{type: function, function: {name: "
-        "...}}`: this one. `none`: it sees no tools.",
+        "...}}`: this one. `none`: it sees no tools. `allowed_tools`: it sees all of them and calls some only.",
     )
 
     @property
@@ -295,6 +319,11 @@ class ChatRequest(ParallelCalls, ConversationBody, GenerationBody):
     @override
     def effort(self) -> tuple[str, str | None]:
         return "reasoning_effort", self.reasoning_effort
+
+    @property
+    @override
+    def keeps(self) -> int | None:
+        return self.truncate_prompt_tokens
 
     @property
     @override

@@ -10,7 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from service.engine.request.grammar import Grammar
+from service.engine.request.bad_words import BadWords
+from service.engine.request.grammar import Grammar, GrammarFailed
 from service.engine.request.occurrences import Occurrences
 from service.engine.request.params import SamplingParams, TokenLogprobs
 
@@ -27,7 +28,8 @@ class EngineRequest:
     alone; ``tenant`` sent it. ``sink_window`` counts the first and the last keys that its queries reach, None for all.
     Pages of the other keys are given back. ``eos_token_ids`` are the model's end-of-text tokens. ``generated`` counts
     the tokens before the one that is drawn; with ``noise_seed``, 64 bits, it decides the noise of that token. ``sound``
-    counts the tokens before its grammar failed.
+    counts the tokens before its grammar failed. ``barred`` are tokens int64 [n] that would complete one of its bad
+    words.
     """
 
     prompt_ids: list[int]
@@ -46,6 +48,7 @@ class EngineRequest:
     sink_window: tuple[int, int] | None = None
     generated: int = 0
     sound: int | None = None
+    barred: np.ndarray | None = None
 
     @property
     def ends_at(self) -> tuple[int, ...]:
@@ -54,8 +57,15 @@ class EngineRequest:
 
     @property
     def is_held_back(self) -> bool:
-        """True if the next token may not be one of ``enders``."""
-        return self.generated < self.sampling.min_tokens and len(self.enders) > 0
+        """True if some token may not be the next one, whatever its logit."""
+        early = self.generated < self.sampling.min_tokens and len(self.enders) > 0
+        return early or self.barred is not None
+
+    @property
+    def held_back(self) -> np.ndarray:
+        """These tokens int64 [n]."""
+        early = self.enders if self.generated < self.sampling.min_tokens else self.enders[:0]
+        return early if self.barred is None else np.concatenate((early, self.barred))
 
     @property
     def grammar(self) -> Grammar | None:
@@ -78,6 +88,32 @@ class EngineRequest:
         tokens, gains = zip(*self.sampling.logit_bias, strict=True)
         return np.array(tokens, np.int64), np.array(gains, np.float32)
 
+    @cached_property
+    def bad_words(self) -> BadWords:
+        return BadWords(self.sampling.bad_words)
+
+    @cached_property
+    def listed(self) -> np.ndarray:
+        """Tokens int64 [n] that alone are allowed, if there are some."""
+        return np.array(self.sampling.allowed_token_ids, np.int64)
+
+    def allowed(self, vocabulary: int) -> np.ndarray:
+        """Tokens bool [vocabulary] that may come next by the grammar and the ``listed`` ones.
+
+        Raises:
+            GrammarFailed: when there are none.
+        """
+        allowed = np.ones(vocabulary, np.bool_) if self.grammar is None else self.grammar.allowed(vocabulary)
+        if self.sampling.allowed_token_ids:
+            listed = np.zeros(vocabulary, np.bool_)
+            listed[self.listed] = True
+            allowed = allowed & listed
+        if self.barred is not None:
+            allowed[self.barred] = False
+        if not allowed.any():
+            raise GrammarFailed("allowed_token_ids and bad_words leave no token that continues the answer")
+        return allowed
+
     def __post_init__(self) -> None:
         seed = self.sampling.seed
         self.noise_seed = secrets.randbits(64) if seed is None else seed % (1 << 64)
@@ -96,5 +132,8 @@ class EngineRequest:
         self.generated = len(answer) + unknown
         if self.sampling.is_penalised:
             self.occurrences.read(answer)
+        if self.sampling.bad_words:
+            barred = self.bad_words.behind(answer)
+            self.barred = barred if len(barred) else None
         if self.grammar is not None:
             self.grammar.read(answer)

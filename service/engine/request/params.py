@@ -15,7 +15,8 @@ class SamplingParams:
     the former end nothing. ``min_p`` keeps tokens with this share of the largest probability, at least.
     ``logit_bias`` are (token, what its logit gains). ``repetition_penalty`` divides positive logits of all tokens so
     far, and multiplies negative ones. The other penalties count the tokens of the answer. Tokens that would break the
-    ``grammar``, which is of this answer alone, are not drawn.
+    ``grammar``, which is of this answer alone, are not drawn. Nor are others than ``allowed_token_ids``, if there are
+    some, and tokens that complete one of ``bad_words``.
     """
 
     temperature: float = 0.0
@@ -32,6 +33,8 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     def ends_at(self, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Tokens that end a generation of a model with these end-of-text tokens."""
@@ -43,9 +46,14 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
+    def is_masked(self) -> bool:
+        """True if most tokens of the model may not be drawn."""
+        return self.grammar is not None or self.allowed_token_ids != ()
+
+    @property
     def needs_tokens(self) -> bool:
         """True if a token is drawn by more than the model and noise: the tokens before it must be known."""
-        return self.is_penalised or self.grammar is not None
+        return self.is_penalised or self.grammar is not None or bool(self.bad_words)
 
 
 @dataclass(frozen=True)

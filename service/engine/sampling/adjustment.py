@@ -1,4 +1,4 @@
-"""Logits that requests change before a token is chosen: grammars, biases, penalties of repetition, tokens held back."""
+"""Logits that requests change before a token is chosen: by what is allowed, biases, penalties, tokens held back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def adjusted(logits: torch.Tensor, rows: Rows) -> Iterator[None]:
     """Inside, ``logits`` float32 [n, vocabulary] have all that the requests of ``rows`` change, in the order of vLLM.
 
     They are changed in place and restored: a copy of 64 rows takes longer than to find their most likely tokens. Rows
-    with a grammar are restored only for log-probabilities. A request whose grammar fails has it as ``failure``, and an
+    with a mask are restored only for log-probabilities. A request whose grammar fails has it as ``failure``, and an
     unchanged row.
     """
     changed: list[tuple[Places, torch.Tensor]] = []
@@ -30,7 +30,7 @@ def adjusted(logits: torch.Tensor, rows: Rows) -> Iterator[None]:
         logits.index_put_(at, values)
 
     try:
-        for row, request, forbidden in _with_grammar(rows, logits):
+        for row, request, forbidden in _masked(rows, logits):
             if request.sampling.logprobs is not None:
                 changed.append(((logits.new_tensor(row, dtype=torch.long),), logits[row].clone()))
             logits[row].masked_fill_(forbidden, float("-inf"))
@@ -41,7 +41,7 @@ def adjusted(logits: torch.Tensor, rows: Rows) -> Iterator[None]:
             found = [(row, one.sampling, *one.occurrences.below(logits.shape[-1])) for row, one in penalised]
             at = _places([(row, tokens) for row, _, tokens, _ in found], logits)
             change(at, _penalised(logits[at], [(params, counts) for _, params, _, counts in found]))
-        if held_back := [(row, request.enders) for row, request in rows if request.is_held_back]:
+        if held_back := [(row, request.held_back) for row, request in rows if request.is_held_back]:
             change(_places(held_back, logits), logits.new_full((), float("-inf")))
         yield
     finally:
@@ -49,12 +49,12 @@ def adjusted(logits: torch.Tensor, rows: Rows) -> Iterator[None]:
             logits.index_put_(at, values)
 
 
-def _with_grammar(rows: Rows, logits: torch.Tensor) -> Iterator[tuple[int, EngineRequest, torch.Tensor]]:
-    """The rows with a grammar, each with the tokens bool [vocabulary] that would break it."""
+def _masked(rows: Rows, logits: torch.Tensor) -> Iterator[tuple[int, EngineRequest, torch.Tensor]]:
+    """The rows with a grammar or a list of tokens, each with the tokens bool [vocabulary] that may not come."""
     for row, request in rows:
-        if request.grammar is not None:
+        if request.sampling.is_masked:
             try:
-                forbidden = ~request.grammar.allowed(logits.shape[-1])
+                forbidden = ~request.allowed(logits.shape[-1])
             except GrammarFailed as failure:
                 request.fail(failure)
             else:

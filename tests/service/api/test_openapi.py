@@ -50,7 +50,7 @@ CHECKS = [
 ]
 DRAWN: dict[str, Any] = {
     **{"model": "tiny", "pe": {"method": "default"}, "top_k": 0, "timeout_s": 60.0},
-    **{"logit_bias": {"5": 1.0}, "stop_token_ids": [9], "min_tokens": 0},
+    **{"logit_bias": {"5": 1.0}, "stop_token_ids": [9], "min_tokens": 0, "allowed_token_ids": None, "bad_words": []},
 }
 ONE_PROMPT: dict[str, Any] = {**DRAWN, "prompt": [5, 6, 7]}
 TEMPLATED: dict[str, Any] = {"chat_template_kwargs": {}, "add_generation_prompt": None, "continue_final_message": False}
@@ -97,7 +97,13 @@ EASY: dict[str, dict[str, Any]] = {
     "POST /figures": {"model": "tiny", "pe": [{"method": "default"}], "length": None},
     "POST /export": {"model": "tiny", "pe": {"method": "default"}, "target": "vllm", "length": None},
     "POST /tokenize": {"model": "tiny", "prompt": "The", "messages": None, **TEMPLATED},
-    "POST /v1/completions": {**ONE_PROMPT, "max_tokens": 2, "n": 1, "stream_options": None},
+    "POST /v1/completions": {
+        **ONE_PROMPT,
+        "max_tokens": 2,
+        "n": 1,
+        "stream_options": None,
+        "truncate_prompt_tokens": -1,
+    },
     "POST /v1/responses": {**DRAWN, **TEMPLATED, "input": "The", "max_output_tokens": 2},
     "POST /v1/messages": {**DRAWN, **TEMPLATED, **TURNS, "max_tokens": 2},
     "POST /v1/messages/count_tokens": {**TEMPLATED, **TURNS, "model": "tiny"},
@@ -105,7 +111,7 @@ EASY: dict[str, dict[str, Any]] = {
         **DRAWN,
         **TEMPLATED,
         **{"messages": [{"role": "user", "content": "The"}], "max_tokens": 2, "max_completion_tokens": 2},
-        **{"n": 1, "logprobs": True, "stream_options": None},
+        **{"n": 1, "logprobs": True, "stream_options": None, "truncate_prompt_tokens": -1},
     },
 }
 """Laid over every other drawn body: what a schema allows and no server has, such as any number of tokens."""

@@ -137,7 +137,7 @@ def test_refusals_name_the_field(http: httpx.Client, change: dict[str, Any], par
         ("modalities", ["text", "audio"], '["text"]'),
         ("functions", ["f"], "[]"),
         ("prediction", {"type": "content"}, None),
-        ("bad_words", ["a"], "[]"),
+        ("documents", [{"text": "a"}], "[]"),
     ],
 )
 def test_what_is_not_supported_says_so(http: httpx.Client, field: str, value: Any, neutral: str | None) -> None:

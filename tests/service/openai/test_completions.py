@@ -172,6 +172,14 @@ def test_stop_strings_across_tokens_are_never_shown(http: httpx.Client) -> None:
         streamed = [chunk["choices"][0] for chunk in chunks(http, **body, stop=stop)]
         assert "".join(choice["text"] for choice in streamed) == whole["text"][:cut]
         assert [t for c in streamed for t in c["logprobs"]["tokens"]] == got["logprobs"]["tokens"]
+        kept = {**body, "stop": [stop, "never there"], "include_stop_str_in_output": True}
+        got = answer(http, **kept)["choices"][0]
+        assert (got["text"], got["finish_reason"]) == (whole["text"][: cut + len(stop)], "stop")
+        assert got["logprobs"]["tokens"] == whole["logprobs"]["tokens"][: len(got["logprobs"]["tokens"])]
+        assert max(got["logprobs"]["text_offset"]) < cut + len(stop) <= len("".join(got["logprobs"]["tokens"]))
+        streamed = [chunk["choices"][0] for chunk in chunks(http, **kept)]
+        assert "".join(choice["text"] for choice in streamed) == got["text"]
+        assert [t for c in streamed for t in c["logprobs"]["tokens"]] == got["logprobs"]["tokens"]
 
 
 def test_a_context_that_is_too_long_is_refused_before_a_stream_opens(http: httpx.Client) -> None:

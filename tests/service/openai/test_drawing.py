@@ -103,6 +103,9 @@ class TestStopTokens:
         choice = whole["choices"][0]
         assert (choice["text"], choice["finish_reason"]) == (ended["text"], "stop")
         assert len(choice["logprobs"]["tokens"]) == whole["usage"]["completion_tokens"] == at + 1
+        kept = answer(http, **body, stop_token_ids=[free[at]], include_stop_str_in_output=True)["choices"][0]
+        assert (kept["text"], kept["finish_reason"]) == (tokenizer.decode(free[: at + 1]), "stop")
+        assert kept["logprobs"]["tokens"] == choice["logprobs"]["tokens"]
         pieces = [chunk["choices"][0] for chunk in chunks(http, **body, stop_token_ids=[free[at]])]
         assert "".join(piece["text"] for piece in pieces) == ended["text"]
         assert pieces[-1]["finish_reason"] == "stop"
@@ -131,6 +134,8 @@ def test_the_token_of_scoring_is_drawn_where_something_changes_it(http: httpx.Cl
 
     assert last(logit_bias={str(best): -100})[0] != last()[0]
     assert last(stop_token_ids=[best])[1] == "stop"
+    assert last(allowed_token_ids=[7])[0] == last(logit_bias={"7": 100})[0] != last()[0]
+    assert last(bad_words=[last()[0]])[0] != last()[0]
 
 
 @pytest.mark.parametrize(
@@ -146,6 +151,10 @@ def test_the_token_of_scoring_is_drawn_where_something_changes_it(http: httpx.Cl
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"stop_token_ids": [999999]}, "stop_token_ids"),
         ({"stop_token_ids": ["5"]}, "stop_token_ids"),
+        ({"allowed_token_ids": []}, "allowed_token_ids: needs at least 1 entry"),
+        ({"allowed_token_ids": [5, 999999]}, "allowed_token_ids: token ids of this model are 0..383"),
+        ({"allowed_token_ids": [5] * 16385}, "allowed_token_ids: may have at most 16384 entries"),
+        ({"allowed_token_ids": [1], "min_tokens": 1}, "allowed_token_ids: with min_tokens"),
         ({"logit_bias": {str(token): 1 for token in range(257)}}, "logit_bias: an object may have at most 256 keys"),
     ],
 )

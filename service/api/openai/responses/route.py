@@ -111,6 +111,7 @@ class _Answer:
             tools=[tool.model_dump() for tool in body.tools or []],
             top_logprobs=body.top_logprobs or 0,
             top_p=body.top_p,
+            truncation=body.truncation,
             usage=None if generation is None else self._usage(generation),
             user=body.user,
             pe=prepared.pe,

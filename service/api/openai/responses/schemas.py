@@ -28,6 +28,7 @@ from service.api.responses import AutoChoice
 from service.errors import bad_request
 
 LOGPROBS = "message.output_text.logprobs"
+Truncation = Literal["auto", "disabled"]
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 MOST_INCLUDED = 16
 
@@ -50,8 +51,9 @@ class ResponsesRequest(ParallelCalls, OpenAIFields, ConversationBody):
         **dict.fromkeys(("access_programs", "background_options", "context_management", "conversation", "image"), ()),
         **dict.fromkeys(("max_tokens", "max_tool_calls", "previous_response_id", "prompt"), ()),
         "background": (False,),
+        "return_token_ids": (False,),
+        "truncate_prompt_tokens": (),
         "stream_options": ({}, {"include_obfuscation": False}),
-        "truncation": ("disabled",),
     }
 
     PARAM: ClassVar[str] = "input"
@@ -76,7 +78,12 @@ class ResponsesRequest(ParallelCalls, OpenAIFields, ConversationBody):
     tool_choice: FlatToolChoice | None = Field(
         None,
         description="`auto`: the model decides. `required`: it calls some function; `{type: function, name: ...}`: "
-        "this one. `none`: it sees no tools.",
+        "this one. `none`: it sees no tools. `allowed_tools`: it sees all of them and calls some only.",
+    )
+    truncation: Truncation = Field(
+        "disabled",
+        description="`auto`: the input loses items from its beginning until it fits beside the answer. Those of the "
+        "system before it stay. `disabled`: too long an input is refused.",
     )
     reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions, description="Of a model that reasons.")
     text: TextOptions = Field(default_factory=TextOptions, description="The format of the answer.")
@@ -106,6 +113,11 @@ class ResponsesRequest(ParallelCalls, OpenAIFields, ConversationBody):
     @override
     def offer(self) -> Offer:
         return Offer.of(self.tools or [], self.tool_choice, several=self.parallel_tool_calls)
+
+    @property
+    @override
+    def shortens(self) -> bool:
+        return self.truncation == "auto"
 
     @property
     @override
@@ -170,7 +182,7 @@ class ResponseObject(BaseModel):
     tools: list[dict[str, Any]]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Truncation
     usage: ResponseUsage | None
     user: str | None
     pe: dict[str, Any]

@@ -9,7 +9,14 @@ from typing import Any
 
 from service.api.generation.structure import ANY_OBJECT, Structure, strictly
 from service.api.openai.tools.reading import ForcedReader, FormedReader, PlainReader, Reader, TemplateReader
-from service.api.openai.tools.schemas import Function, NamedFunction, NamedTool
+from service.api.openai.tools.schemas import (
+    Allowed,
+    AllowedTools,
+    FlatAllowedTools,
+    Function,
+    NamedFunction,
+    NamedTool,
+)
 from service.errors import bad_request
 from service.models.registry import ServedModel
 from service.models.text.grammar_parts import LIST, Known, Listing, behind_reasoning, either, of_calls
@@ -23,16 +30,20 @@ from service.models.text.response_templates import (
     thought_of,
 )
 
-Choice = str | NamedTool | NamedFunction
+Choice = str | NamedTool | NamedFunction | AllowedTools | FlatAllowedTools
 
 
 @dataclass(frozen=True)
 class Offer:
-    """``functions`` that the model may call, or has to if it ``must``; ``several`` at once if it may."""
+    """``functions`` that the model may call, or has to if it ``must``; ``several`` at once if it may.
+
+    If some are ``allowed``, by their names, it sees the others too and calls none of them.
+    """
 
     functions: tuple[Function, ...] = ()
     must: bool = False
     several: bool = True
+    allowed: frozenset[str] | None = None
 
     @classmethod
     def of(cls, functions: Sequence[Function], choice: Choice | None, *, several: bool | None) -> Offer:
@@ -46,6 +57,9 @@ class Offer:
             raise bad_request("tools: two functions have one name", "tools")
         if choice in (None, "auto", "none"):
             return cls() if choice == "none" else cls(tuple(functions), several=several)
+        if isinstance(choice, AllowedTools | FlatAllowedTools):
+            allowed = choice.allowed_tools if isinstance(choice, AllowedTools) else choice
+            return cls._among(functions, allowed, several=several)
         if choice == "required":
             chosen = list(functions)
         else:
@@ -59,6 +73,23 @@ class Offer:
             )
         return cls(tuple(chosen), must=True, several=several)
 
+    @classmethod
+    def _among(cls, functions: Sequence[Function], allowed: Allowed | FlatAllowedTools, *, several: bool) -> Offer:
+        """Raises:
+        ApiError: for names that no function has.
+        """
+        names = [function.name for function in functions]
+        for name in allowed.names:
+            if name not in names:
+                given = ", ".join(names) or "none is given"
+                raise bad_request(f"tool_choice: {name!r} is none of the tools: {given}", "tool_choice")
+        return cls(tuple(functions), allowed.mode == "required", several, frozenset(allowed.names))
+
+    @property
+    def callees(self) -> list[Function]:
+        """The functions that may be called."""
+        return [each for each in self.functions if self.allowed is None or each.name in self.allowed]
+
     def for_template(self) -> list[dict[str, Any]]:
         return [{"type": "function", "function": function.for_template()} for function in self.functions]
 
@@ -67,16 +98,16 @@ class Offer:
         """The grammar of calls that must come."""
         if not self.must:
             return None
-        names, schemas = tuple(each.name for each in self.functions), tuple(self._arguments().values())
+        names, schemas = tuple(each.name for each in self.callees), tuple(self._arguments().values())
         return Structure("tools", partial(self._calls, LIST), functions=names, schemas=schemas)
 
     def _arguments(self) -> dict[str, dict[str, Any]]:
         """Schemas of the arguments, by function."""
-        return {each.name: strictly(each.parameters or ANY_OBJECT, strict=each.strict) for each in self.functions}
+        return {each.name: strictly(each.parameters or ANY_OBJECT, strict=each.strict) for each in self.callees}
 
     def _calls(self, listing: Listing, known: Known) -> str:
         """If the model decides, arguments are any objects, as they are without a form."""
-        names = [function.name for function in self.functions]
+        names = [function.name for function in self.callees]
         schemas = self._arguments() if self.must else dict.fromkeys(names, ANY_OBJECT)
         return of_calls(schemas, several=self.several, listing=listing, known=known)
 
@@ -143,7 +174,7 @@ class Offer:
         """A reader of one answer to ``prompt``. It ``is_formed`` by a form of answers, behind the ``thought``."""
         tokenizer, tools = served.tokenizer, self.for_template()
         if self.decides and not is_formed:
-            return TemplateReader(*parsing_of(tokenizer, prompt, tools))
+            return TemplateReader(*parsing_of(tokenizer, prompt, tools), names=self.allowed)
         if not (is_formed or self.must):
             return TemplateReader(*parsing_of(tokenizer, prompt, [])) if thinks(tokenizer) else PlainReader()
         thoughts: Reader = PlainReader()
@@ -155,5 +186,5 @@ class Offer:
         if not self.decides or listing is None:
             return FormedReader(thoughts)
         calls = TemplateReader(*parsing_of(tokenizer, "", tools))
-        names = [function.name for function in self.functions]
+        names = [function.name for function in self.callees]
         return FormedReader(thoughts, calls, listing.before or listing.opens, names)

@@ -148,11 +148,14 @@ class TemplateReader(Reader):
     """The answer is in the form of the model, which transformers' ``parser`` reads. A call that it cannot is text.
 
     It gets one character at a time, so that the raw text behind each of its events is known. ``held`` characters of the
-    prompt's end may come out of it with the answer. A last call without the pattern ``closes`` is cut off.
+    prompt's end may come out of it with the answer. A last call without the pattern ``closes`` is cut off. With
+    ``names``, calls of other functions are text.
     """
 
-    def __init__(self, parser: Any, held: int = 0, closes: str | None = None) -> None:
-        self._parser, self._held, self._closes = parser, held, closes
+    def __init__(
+        self, parser: Any, held: int = 0, closes: str | None = None, names: frozenset[str] | None = None
+    ) -> None:
+        self._parser, self._held, self._closes, self._names = parser, held, closes, names
         self._raw = ""
         """Raw text that has not come out yet."""
         self._failed = False
@@ -221,7 +224,11 @@ class TemplateReader(Reader):
                 self._held = self._held if field == "content" else 0
             elif kind == "region_close" and field == "tool_calls":
                 found = event["value"] if isinstance(event["value"], list) else [event["value"]]
-                calls += [Call.of(call["function"]["name"], call["function"]["arguments"]) for call in found]
+                own_calls = [Call.of(call["function"]["name"], call["function"]["arguments"]) for call in found]
+                if self._names is None or self._names.issuperset(call.name for call in own_calls):
+                    calls += own_calls
+                else:
+                    text += pending
                 pending = ""
             elif kind == "region_close" and field in REASONING:
                 pending, self.has_thought = "", True

@@ -75,14 +75,51 @@ class FlatNamedTool(NamedFunction):
     type: Literal["function"]
 
 
+class Allowed(Body):
+    """The functions that may be called, or must be if they are ``required``."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MOST_TOOLS)]
+
+    @property
+    def names(self) -> list[str]:
+        return [tool.function.name for tool in self.tools]
+
+
+class AllowedTools(Body):
+    """The same in a choice of chats. The template writes the other functions too."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+
+class FlatAllowedTools(Body):
+    """The same in the form of responses."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FlatNamedTool], Field(min_length=1, max_length=MOST_TOOLS)]
+
+    @property
+    def names(self) -> list[str]:
+        return [tool.name for tool in self.tools]
+
+
 def _kind(value: Any) -> str:
-    return "one" if isinstance(value, str) else "several"
+    if isinstance(value, str):
+        return "one"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "allowed" if kind == "allowed_tools" else "several"
 
 
 _Word = Annotated[Literal["none", "auto", "required"], Tag("one")]
 
-ToolChoice = Annotated[_Word | Annotated[NamedTool, Tag("several")], Discriminator(_kind)]
-FlatToolChoice = Annotated[_Word | Annotated[FlatNamedTool, Tag("several")], Discriminator(_kind)]
+ToolChoice = Annotated[
+    _Word | Annotated[NamedTool, Tag("several")] | Annotated[AllowedTools, Tag("allowed")], Discriminator(_kind)
+]
+FlatToolChoice = Annotated[
+    _Word | Annotated[FlatNamedTool, Tag("several")] | Annotated[FlatAllowedTools, Tag("allowed")], Discriminator(_kind)
+]
 
 
 def read_arguments(text: str, field: str) -> Any:

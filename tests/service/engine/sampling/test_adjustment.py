@@ -154,6 +154,30 @@ def test_a_stop_token_is_held_back_before_min_tokens() -> None:
     assert early.ends_at == (0,)
 
 
+WORDS = ((50,), (9, 51), (4, 120, 52), (120, 53), (1, 2, 3, 4, 120, 54), (7, 9, 9, 250, 55))
+"""Of these, 51 and the last two do not end behind ``ANSWER``, whatever the prompt."""
+
+
+def test_the_last_token_of_a_bad_word_may_not_come() -> None:
+    given = logits()
+    found = changed(given, request(bad_words=WORDS, logit_bias=((50, 100.0),), repetition_penalty=1.2))
+    assert found[0].isinf().nonzero()[:, 0].tolist() == [50, 52, 53]
+    assert torch.equal(given, logits())
+    behind_nothing = changed(given, request([], bad_words=WORDS, min_tokens=1, stop_token_ids=(8,)))
+    assert behind_nothing[0].isinf().nonzero()[:, 0].tolist() == [8, 50]
+    assert torch.equal(changed(given, request(bad_words=((9, 51),))), given)
+    assert SamplingParams(bad_words=WORDS).needs_tokens
+
+
+def test_only_allowed_tokens_may_come() -> None:
+    given, listed = logits(2), request(allowed_token_ids=(3, 50, 8), bad_words=WORDS, logprobs=1)
+    found = changed(given, listed, request())
+    assert found[0].isfinite().nonzero()[:, 0].tolist() == [3, 8]
+    assert torch.equal(found[0, [3, 8]], given[0, [3, 8]])
+    assert torch.equal(found[1], given[1])
+    assert torch.equal(given, logits(2)), "restored for log-probabilities"
+
+
 def test_log_probabilities_are_those_of_the_model() -> None:
     given, biased = logits(), request(logit_bias=((11, 100.0),), logprobs=1)
     assert int(sample(given, [biased])) == 11

@@ -153,17 +153,19 @@ class Letters:
     st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
     st.integers(0, 35),
     st.lists(st.integers(1, 5), max_size=30),
+    st.booleans(),
 )
-def test_any_text_in_any_pieces(text: str, stops: list[str], min_tokens: int, sizes: list[int]) -> None:
+def test_any_text_in_any_pieces(text: str, stops: list[str], min_tokens: int, sizes: list[int], kept: bool) -> None:
     """The first piece that completes a stop string ends the text, at the first of those that it completes."""
-    stream, shown, at, expected, ended = TextStream(Letters(), stops, min_tokens), "", 0, text, False
+    stream, shown, at = TextStream(Letters(), stops, min_tokens, with_stop=kept), "", 0
+    expected, ended = text, False
     found = [(at, at + len(stop)) for at in range(len(text)) for stop in stops if text.startswith(stop, at)]
     for size in [*sizes, len(text)]:
         at = min(at + size, len(text))
         shown += stream.push([ord(letter) for letter in text[:at]], final=at == len(text))
-        starts = [start for start, end in found if min_tokens < end <= at]
-        if starts:
-            expected, ended = text[: min(starts)], True
+        complete = [(start, end) for start, end in found if min_tokens < end <= at]
+        if complete:
+            expected, ended = text[: min(complete)[kept]], True
             break
         assert text.startswith(shown)
     assert (shown, stream.stopped) == (expected, ended)
