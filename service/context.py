@@ -9,10 +9,11 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 ANONYMOUS = "anonymous"
 """The one tenant of a server without API keys."""
@@ -27,7 +28,7 @@ class RequestContext:
 
     It may take ``timeout_s`` seconds from ``started`` on the monotonic clock; ``limit`` cancels what runs then.
     ``cleanup`` runs when the answer is complete or given up, whatever the route did. ``headers`` are those of its
-    answer, beside the ones that every answer has.
+    answer, beside the ones that every answer has. ``shape`` makes the JSON of a failure, unless it is the usual one.
     """
 
     request_id: str
@@ -38,6 +39,7 @@ class RequestContext:
     error_code: str | None = None
     limit: asyncio.Timeout | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    shape: Callable[[Any], dict[str, Any]] | None = None
 
     def seconds_left(self) -> float | None:
         return None if self.timeout_s is None else self.started + self.timeout_s - time.monotonic()

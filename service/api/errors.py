@@ -124,15 +124,15 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
 }
 
 
-def response_of(error: ApiError, shape: Callable[[ApiError], dict[str, Any]] = body_of) -> JSONResponse:
-    """The answer, whose body has this ``shape``, with the header that clients retry by: openai's client repeats any
-    5xx."""
+def response_of(error: ApiError) -> JSONResponse:
+    """The answer in the form of its route, with the header that clients retry by: openai's client repeats any 5xx."""
     headers = {}
     if error.status in (429, 503):
         headers["Retry-After"] = "1"
     elif error.status in (504, 507):
         headers["x-should-retry"] = "false"
-    return JSONResponse(shape(error), status_code=error.status, headers=headers | dict(error.headers))
+    body = (context.current().shape or body_of)(error)
+    return JSONResponse(body, status_code=error.status, headers=headers | dict(error.headers))
 
 
 def report(error: Exception) -> ApiError:

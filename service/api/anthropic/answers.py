@@ -11,6 +11,8 @@ from service.api.openai.conversation import Part
 from service.api.openai.usage import TokensUsed
 from service.api.responses import AutoChoice
 
+UNSIGNED = "unsigned"
+
 
 class Text(BaseModel):
     type: Literal["text"] = "text"
@@ -18,11 +20,11 @@ class Text(BaseModel):
 
 
 class Thought(BaseModel):
-    """Reasoning. This server signs none."""
+    """Reasoning. Some clients keep none without a signature; this server reads none."""
 
     type: Literal["thinking"] = "thinking"
     thinking: str = ""
-    signature: str = ""
+    signature: str = UNSIGNED
 
 
 class ToolUse(BaseModel):

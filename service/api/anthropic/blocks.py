@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -12,6 +13,7 @@ from service.api.openai.body import StoredBody
 from service.api.openai.messages import MOST_MESSAGES
 from service.inputs import one_or_several
 
+NOT_TEXT = ("document", "image", "search_result")
 NOT_USED = "Accepted and not used."
 Id = Annotated[str, Field(max_length=256)]
 
@@ -55,8 +57,22 @@ class ToolUseBlock(Block):
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.input}}
 
 
+def _one_of(kinds: Sequence[str], value: Any) -> Any:
+    if isinstance(value, Block):
+        return value
+    if not isinstance(value, dict):
+        raise problem("block", "must be an object: a block with its type")
+    if value.get("type") in NOT_TEXT:
+        raise problem("block_type", "models of text read no images and no documents", "type")
+    if value.get("type") not in kinds:
+        raise problem("block_type", f"must be one of {', '.join(kinds)}", "type")
+    return value
+
+
 Texts = Annotated[
-    Annotated[str, Tag("one")] | Annotated[list[TextBlock], Tag("several")], Discriminator(one_or_several)
+    Annotated[str, Tag("one")]
+    | Annotated[list[Annotated[TextBlock, BeforeValidator(partial(_one_of, ("text",)))]], Tag("several")],
+    Discriminator(one_or_several),
 ]
 """A text, or blocks of it."""
 
@@ -86,20 +102,13 @@ def _kind(value: Any) -> str | None:
     return KINDS.get(str(kind))
 
 
-def _known(value: Any) -> Any:
-    if isinstance(value, dict) and str(value.get("type")) not in KINDS:
-        kinds = ", ".join(KINDS)
-        raise problem("block_type", f"must be one of {kinds}: models of text read no images and documents", "type")
-    return value
-
-
 AnyBlock = Annotated[
     Annotated[TextBlock, Tag("a_text")]
     | Annotated[ToolUseBlock, Tag("a_call")]
     | Annotated[ToolResultBlock, Tag("a_result")]
     | Annotated[ThinkingBlock, Tag("a_reason")],
     Discriminator(_kind),
-    BeforeValidator(_known),
+    BeforeValidator(partial(_one_of, tuple(KINDS))),
 ]
 
 
@@ -122,10 +131,16 @@ class Turn(StoredBody):
         return self
 
     def for_template(self) -> list[dict[str, Any]]:
-        """Messages for chat templates. Each block is one, so that results of tools can be."""
+        """Messages for chat templates: one for each result of a tool, and for all that is between them."""
         if isinstance(self.content, str) or not self.content:
             return [{"role": self.role, "content": self.content or ""}]
-        return [self._of_block(block) for block in self.content]
+        found: list[dict[str, Any]] = []
+        for message in map(self._of_block, self.content):
+            if found and found[-1]["role"] == message["role"] != "tool":
+                _join(found[-1], message)
+            else:
+                found.append(message)
+        return found
 
     def _of_block(self, block: Block) -> dict[str, Any]:
         match block:
@@ -144,31 +159,35 @@ Turns = Annotated[list[Turn], Field(min_length=1, max_length=MOST_MESSAGES)]
 
 
 def text_of(content: str | Sequence[TextBlock]) -> str:
-    """The text of ``content``, whose blocks are lines as in vLLM."""
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+    """The text of ``content``, whose blocks follow each other as parts of a chat's message do."""
+    return content if isinstance(content, str) else "".join(block.text for block in content)
 
 
 def conversation_of(turns: Sequence[Turn]) -> tuple[list[dict[str, Any]], list[int]]:
     """Messages for chat templates, and the place of the turn that each began in.
 
-    Turns of one role in a row are one message, as in Anthropic's API: many templates demand that roles alternate.
+    Turns of one role in a row are one message, as in Anthropic's API: many templates demand that roles alternate. Those
+    of users are lines, and a text of the assistant goes on in the next turn. A last turn in which it says nothing is
+    left out.
     """
     messages: list[dict[str, Any]] = []
     places: list[int] = []
     for place, turn in enumerate(turns):
         for message in turn.for_template():
             if messages and messages[-1]["role"] == message["role"] != "tool":
-                _join(messages[-1], message)
+                _join(messages[-1], message, "" if message["role"] == "assistant" else "\n")
             else:
                 messages.append(message)
                 places.append(place)
+    if messages[-1] == {"role": "assistant", "content": ""}:
+        return messages[:-1], places[:-1]
     return messages, places
 
 
-def _join(last: dict[str, Any], message: dict[str, Any]) -> None:
+def _join(last: dict[str, Any], message: dict[str, Any], between: str = "") -> None:
     """Put ``message`` behind the end of ``last``."""
     for name in ("content", "reasoning_content"):
-        if text := "\n".join(filter(None, (last.get(name), message.get(name)))):
+        if text := between.join(filter(None, (last.get(name), message.get(name)))):
             last[name] = text
     if "tool_calls" in message:
         last["tool_calls"] = [*last.get("tool_calls", []), *message["tool_calls"]]

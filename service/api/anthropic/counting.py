@@ -6,19 +6,19 @@ from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 
 from service.api.anthropic.answers import Count
-from service.api.anthropic.failures import AnthropicRoute
 from service.api.anthropic.schemas import CountRequest
 from service.api.generation.prompts import prompts_of
+from service.api.http.routing import Route
 from service.api.openai.names import named
 from service.api.quotas import admit
 
-router = APIRouter(tags=["anthropic"], route_class=AnthropicRoute)
+router = APIRouter(tags=["anthropic"], route_class=Route)
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, request: Request) -> Count:
     """Count the tokens of a conversation with its tools."""
-    served = named(request.app.state.models, body.model).served
+    served = named(request.app.state.models, body.model, body.pe).served
     await admit(request, [])
     text = await run_in_threadpool(body.written, served)
     special = body.special_tokens(served)

@@ -1,16 +1,14 @@
-"""Failures in the form of Anthropic's API, for its routes."""
+"""Failures in the form of Anthropic's API, on all paths of its routes."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Request, Response
-from typing_extensions import override
-
 from service import context
-from service.api.errors import report, response_of
-from service.api.http.routing import Handler, Route
+from service.context import RequestContext
 from service.errors import ApiError, body_of
+
+PATH = "/v1/messages"
 
 KINDS = {
     401: "authentication_error",
@@ -23,34 +21,26 @@ KINDS = {
 }
 """Types of errors by status. Others are those of the request below 500, and of the server from there on."""
 
+WITHOUT_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""Anthropic's client repeats a request without the thread then, with all of the conversation."""
+
 
 def failure_of(error: ApiError) -> dict[str, Any]:
     """The body of a failure, which names the field and the code as on every other route."""
     kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     said = {**body_of(error)["error"], "type": kind}
+    if error.param == "thread":
+        said["details"] = WITHOUT_THREADS
     return {"type": "error", "error": said, "request_id": context.current().request_id}
 
 
-def event_of(body: dict[str, Any]) -> tuple[Any, ...]:
-    """The last event of a stream that fails with ``body``, in the form of other routes."""
-    said = body["error"]
-    kind = "api_error" if said["type"] == "server_error" else said["type"]
-    return {"type": "error", "error": {**said, "type": kind}}, "error"
+def event_of(error: ApiError) -> tuple[Any, ...]:
+    """The last event of a stream that fails."""
+    return failure_of(error), "error"
 
 
-class AnthropicRoute(Route):
-    """A route whose failures have this form."""
-
-    @override
-    def get_route_handler(self) -> Handler:
-        handler = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            current = context.current()
-            current.headers["request-id"] = current.request_id  # the name that Anthropic's client reads
-            try:
-                return await handler(request)
-            except Exception as error:
-                return response_of(report(error), failure_of)
-
-        return answer
+def adapt(current: RequestContext, path: str) -> None:
+    """Give a request to these routes the form of their failures, and the header in which clients read its id."""
+    if path == PATH or path.startswith(f"{PATH}/"):
+        current.shape = failure_of
+        current.headers["request-id"] = current.request_id

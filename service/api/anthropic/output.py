@@ -37,6 +37,8 @@ class Blocks:
 
     def close(self) -> None:
         """End the block that is last, if it still grows."""
+        if self._open and isinstance(thought := self.content[-1], Thought):
+            self._delta("signature_delta", signature=thought.signature)
         if self._open:
             self._send("content_block_stop", index=len(self.content) - 1)
         self._open = False
@@ -46,7 +48,7 @@ class Blocks:
         if self._open and isinstance(last := self.content[-1], kind):
             return last
         begun = kind()
-        self._begin(begun, begun.model_dump())
+        self._begin(begun, {**begun.model_dump(), **({"signature": ""} if kind is Thought else {})})
         return begun
 
     def _begin(self, block: AnswerBlock, shown: dict[str, Any]) -> None:

@@ -10,14 +10,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from service.api.anthropic.answers import AnswerBlock, MessageObject, MessagesUsage, StopReason, stop_reason_of
-from service.api.anthropic.failures import AnthropicRoute, event_of
+from service.api.anthropic.failures import event_of
 from service.api.anthropic.output import Blocks, Send
 from service.api.anthropic.schemas import MessagesRequest
+from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.openai.conversation import Conversation, prepared_conversation
 from service.api.openai.usage import TokensUsed
 
-router = APIRouter(tags=["anthropic"], route_class=AnthropicRoute)
+router = APIRouter(tags=["anthropic"], route_class=Route)
 
 
 @router.post("/v1/messages", response_model=MessageObject, responses={200: {"content": {"text/event-stream": {}}}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -20,6 +21,7 @@ from service.errors import bad_request
 from service.inputs import ListOfStops
 from service.models.text.chat import template_options
 from service.models.text.response_templates import thinks
+from service.policy.auto import Encoding
 
 THINKING = ("enable_thinking", "thinking")
 """Variables of chat templates that switch reasoning on and off: Qwen's, and DeepSeek's."""
@@ -59,7 +61,7 @@ class ToolChoice(Body):
 
     type: Literal["tool"]
     name: str
-    disable_parallel_tool_use: bool = Field(True, description="True, or left out.")
+    disable_parallel_tool_use: bool = Field(True, description="False: several calls of it may come.")
 
 
 def _names_tool(value: Any) -> str:
@@ -83,14 +85,18 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"task_budget": ()}
+
     effort: Effort | None = Field(None, description="For chat templates that read the variable `reasoning_effort`.")
     format: OutputFormat | None = Field(None, description="The answer is JSON by a schema.")
 
 
 NOT_HERE: dict[str, tuple[Any, ...]] = {
     **NOT_SUPPORTED,
-    **dict.fromkeys(("betas", "context_management", "diagnostics", "inference_geo", "mcp_servers"), ([],)),
-    **dict.fromkeys(("container", "n", "output_format", "stop", "user_profile_id", "workspace_id"), ()),
+    **dict.fromkeys(("betas", "fallbacks", "mcp_servers"), ([],)),
+    **dict.fromkeys(("billing_policy", "compaction", "container", "diagnostics", "fallback_credit_token"), ()),
+    **dict.fromkeys(("inference_geo", "n", "output_format", "stop", "thread", "user_profile_id", "workspace_id"), ()),
+    "context_management": ({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     "speed": ("standard",),
 }
 
@@ -100,6 +106,7 @@ class MessagesBody(TurnsBody):
 
     NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_HERE
     PARAM: ClassVar[str] = "messages"
+    DEFAULT_EFFORT: ClassVar[str | None] = "high"
 
     model: ModelName | None = None
     messages: Turns = Field(description="If the last one is the assistant's, the answer continues its text.")
@@ -124,23 +131,25 @@ class MessagesBody(TurnsBody):
 
     @override
     def conversation(self) -> tuple[list[dict[str, Any]], list[str]]:
-        leads = [] if self.system is None else [{"role": "system", "content": text_of(self.system)}]
+        system = text_of(self.system or "")
+        leads = [{"role": "system", "content": system}] if system else []
         messages, places = conversation_of(self.messages)
         return [*leads, *messages], [*("system" for _ in leads), *(f"messages.{place}" for place in places)]
 
     @property
     @override
     def is_open(self) -> bool:
-        last = self.conversation()[0][-1]
-        is_text = last["role"] == "assistant" and last["content"] and not last.get("tool_calls")
-        return self.continue_final_message or (bool(is_text) and not self.add_generation_prompt)
+        last = self.conversation()[0][-1:]
+        is_text = any(each["role"] == "assistant" and each["content"] and not each.get("tool_calls") for each in last)
+        return self.continue_final_message or (is_text and not self.add_generation_prompt)
 
     @property
     @override
     def offer(self) -> Offer:
         functions, choice = [tool.function for tool in self.tools or []], self.tool_choice
         if isinstance(choice, ToolChoice):
-            return Offer.of(functions, NamedFunction(name=choice.name), several=False)
+            offer = Offer.of(functions, NamedFunction(name=choice.name), several=False)
+            return replace(offer, several=not choice.disable_parallel_tool_use)
         wanted = {"any": "required"}.get(choice.type, choice.type) if choice else None
         return Offer.of(functions, wanted, several=not (choice and choice.disable_parallel_tool_use))
 
@@ -176,6 +185,8 @@ class MessagesBody(TurnsBody):
 
 class CountRequest(MessagesBody):
     model_config = example(messages=[{"role": "user", "content": "What is a module?"}])
+
+    pe: Encoding | None = Field(None, description="Checked and not used: the count is the same under any.")
 
 
 class Metadata(Body):

@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import context, tracing
+from service.api.anthropic.failures import adapt
 from service.api.errors import answer
 from service.api.http.access import OPEN
 from service.context import RequestContext
@@ -62,6 +63,7 @@ class RequestScope:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         current = RequestContext(context.accepted_id(given), timeout_s=self.settings.max_timeout_s)
+        adapt(current, scope["path"])
         context.enter(current)
         structlog.contextvars.bind_contextvars(request_id=current.request_id)
         tracing.mark(current.request_id)

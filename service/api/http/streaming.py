@@ -13,12 +13,12 @@ from fastapi.responses import StreamingResponse
 
 from service import context
 from service.api.errors import report
-from service.errors import ClientGone, body_of, deadline_exceeded
+from service.errors import ApiError, ClientGone, body_of, deadline_exceeded
 
 T = TypeVar("T")
 Emit = Callable[..., None]
-Failed = Callable[[dict[str, Any]], tuple[Any, ...]]
-"""Arguments of ``event`` for the body of a failure."""
+Failed = Callable[[ApiError], tuple[Any, ...]]
+"""Arguments of ``event`` for a failure."""
 
 PING_S = 5.0
 """A comment this often keeps proxies and clients from giving up on a long prefill."""
@@ -81,9 +81,9 @@ DONE = event("[DONE]")
 """The last event of OpenAI's streams."""
 
 
-def as_it_is(body: dict[str, Any]) -> tuple[Any, ...]:
+def as_it_is(error: ApiError) -> tuple[Any, ...]:
     """The last event of a stream that fails, by default."""
-    return (body,)
+    return (body_of(error),)
 
 
 def event_stream(
@@ -107,7 +107,7 @@ async def _events(
             async with before_deadline():
                 await work(lambda *told: queue.put_nowait(event(*told)))
         except Exception as error:
-            queue.put_nowait(event(*failed(body_of(report(error)))))
+            queue.put_nowait(event(*failed(report(error))))
         finally:
             queue.put_nowait(None)
 

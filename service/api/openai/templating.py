@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -29,7 +29,9 @@ SHOWN = 32
 
 
 class Templating(Body):
-    """Options of the chat template, as in vLLM."""
+    """Options of the chat template, as in vLLM. ``DEFAULT_EFFORT`` of reasoning asks for nothing."""
+
+    DEFAULT_EFFORT: ClassVar[str | None] = None
 
     add_generation_prompt: bool | None = Field(
         None, description="The start of an answer comes last; it does by default, unless a message is continued."
@@ -135,7 +137,8 @@ class Templating(Body):
         known = template_options(tokenizer) if self.chat_template_kwargs or effort else []
         if self.chat_template_kwargs:
             self._check_variables(known)
-        if effort is None or (effort == "none" and EFFORT not in known and not thinks(tokenizer)):
+        has_no_need = effort == self.DEFAULT_EFFORT or (effort == "none" and not thinks(tokenizer))
+        if effort is None or (has_no_need and EFFORT not in known):
             return self.chat_template_kwargs
         if EFFORT not in known:
             reads = f"chat_template_kwargs has those that it does: {', '.join(known)}" if known else "It reads none"

@@ -30,6 +30,7 @@ from service.api.openai.responses.schemas import (
 from service.api.openai.tools.reading import PlainReader
 from service.api.openai.usage import TokensUsed
 from service.engine.generation import Generation
+from service.errors import ApiError, body_of
 
 router = APIRouter(tags=["openai"], route_class=Route)
 
@@ -83,8 +84,9 @@ class _Answer:
         end = await self.whole(send)
         send(end.status, response=end.model_dump())
 
-    def failed(self, body: dict[str, Any]) -> tuple[Any, ...]:
+    def failed(self, error: ApiError) -> tuple[Any, ...]:
         """The last event of a stream that fails: typed, and with ``error``, which OpenAI's client raises."""
+        body = body_of(error)
         return {**body["error"], "type": "error", "sequence_number": self._sent, **body}, "error"
 
     def _response(self, status: Status, output: list[OutputItem], generation: Generation | None) -> ResponseObject:

@@ -108,6 +108,8 @@ def test_the_last_text_of_the_assistant_goes_on(client: anthropic.Anthropic, htt
     same = chat(http, plain, continue_final_message=True)
     assert text(client, begun) == same["choices"][0]["message"]["content"]
     ended = chat(http, plain)
+    for nothing in ("", [], [{"type": "text", "text": ""}]):
+        assert text(client, [*ASK, {"role": "assistant", "content": nothing}]) == text(client)
     closed = {"add_generation_prompt": True}
     assert text(client, begun, extra_body=closed) == ended["choices"][0]["message"]["content"]
 
@@ -121,13 +123,14 @@ def test_an_answer_goes_back_as_the_client_stores_it(client: anthropic.Anthropic
 
 
 def test_turns_of_one_role_are_one_message() -> None:
-    texts = [{"type": "text", "text": "Tie", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "it."}]
+    texts = [{"type": "text", "text": "Tie ", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "it."}]
     call = {"type": "tool_use", "id": "t1", "name": "tie", "input": {"knot": "hitch"}}
     turns = [
         {"role": "user", "content": texts},
         {"role": "user", "content": "Now."},
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm.", "signature": ""}]},
-        {"role": "assistant", "content": [{"type": "text", "text": "Yes."}, call]},
+        {"role": "assistant", "content": [{"type": "text", "text": "Yes"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "."}, call]},
         {"role": "assistant", "content": []},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": texts, "is_error": True}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t2"}, {"type": "text", "text": "Go on."}]},
@@ -136,13 +139,13 @@ def test_turns_of_one_role_are_one_message() -> None:
     calls = [{"id": "t1", "type": "function", "function": function}]
     messages, places = conversation_of([Turn.model_validate(turn) for turn in turns])
     assert messages == [
-        {"role": "user", "content": "Tie\nit.\nNow."},
+        {"role": "user", "content": "Tie it.\nNow."},
         {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm.", "tool_calls": calls},
-        {"role": "tool", "tool_call_id": "t1", "content": "Tie\nit."},
+        {"role": "tool", "tool_call_id": "t1", "content": "Tie it."},
         {"role": "tool", "tool_call_id": "t2", "content": ""},
         {"role": "user", "content": "Go on."},
     ]
-    assert places == [0, 2, 5, 6, 6]
+    assert places == [0, 2, 6, 7, 7]
 
 
 def test_a_count_is_that_of_the_answer(client: anthropic.Anthropic) -> None:
@@ -163,6 +166,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "messages.0.content.0.type",
         "the role user has blocks of text and tool_result",
     ),
+    ({"messages": [{"role": "user", "content": ["x"]}]}, "messages.0.content.0", "a block with its type"),
+    ({"system": [{"type": "image"}]}, "system.0.type", "no images"),
+    ({"context_management": {"edits": [{"type": "x"}]}}, "context_management", "leave it out (or send {})"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type", "'custom'"),
     ({"tool_choice": {"type": "any"}}, "tool_choice", "must be one of the tools: none is given"),
     ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, "thinking", "does not reason"),
@@ -184,6 +190,32 @@ def test_a_refusal_has_the_form_of_the_api(
     assert error.request_id == error.body["request_id"]  # type: ignore[index]
 
 
+def test_values_that_ask_for_nothing_pass(client: anthropic.Anthropic) -> None:
+    """Claude Code sends them."""
+    edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
+    fields = {"context_management": {"edits": edits}, "speed": "standard", "system": []}
+    assert text(client, extra_body=fields) == text(client)
+
+
+def test_a_client_goes_on_without_a_thread(client: anthropic.Anthropic) -> None:
+    @anthropic.beta_tool
+    def tie(knot: str) -> str:
+        """Tie a knot."""
+        return knot
+
+    runner = client.beta.messages.tool_runner(model="tiny", max_tokens=4, messages=ASK, tools=[tie])
+    with pytest.raises(anthropic.BadRequestError, match="unknown form"):
+        runner.until_done()
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/messages/batches", 404), ("/v1/messages", 405)])
+def test_failures_before_the_route_have_the_form_too(http: httpx.Client, path: str, status: int) -> None:
+    found = http.get(path)
+    assert (found.status_code, found.json()["type"]) == (status, "error")
+    assert found.json()["request_id"] == found.headers["request-id"]
+    assert "type" not in http.get("/v1/nothing").json()
+
+
 def test_an_unknown_model_is_not_found(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:
         message(client, model="claude")
@@ -197,4 +229,4 @@ def test_a_stream_that_fails_says_so(client: anthropic.Anthropic, monkeypatch: p
         client.messages.stream(**asked, extra_body={**GREEDY, "timeout_s": 0.2}) as stream,
     ):
         list(stream)
-    assert (caught.value.body["error"]["code"], caught.value.type) == ("deadline_exceeded", "api_error")  # type: ignore[index]
+    assert (caught.value.body["error"]["code"], caught.value.type) == ("deadline_exceeded", "timeout_error")  # type: ignore[index]

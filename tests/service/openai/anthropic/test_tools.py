@@ -10,6 +10,7 @@ import anthropic
 import httpx
 import pytest
 
+from service.api.anthropic.schemas import MessagesRequest
 from tests.service.openai.conftest import answer
 from tests.service.openai.parrot import KNOT, SHARED
 
@@ -41,7 +42,7 @@ def shown(found: anthropic.types.Message) -> list[dict[str, Any]]:
     return [block.model_dump(exclude={"id", "parsed_output"}, exclude_none=True) for block in found.content]
 
 
-THOUGHT = {"type": "thinking", "thinking": "Turns of a rope.", "signature": ""}
+THOUGHT = {"type": "thinking", "thinking": "Turns of a rope.", "signature": "unsigned"}
 HITCH = {"type": "tool_use", "name": "tie", "input": {"knot": "hitch", "wet": True}}
 EXPECTED: list[tuple[str, list[dict[str, Any]], str]] = [
     ("[says]", [{"type": "text", "text": "Three turns."}], "end_turn"),
@@ -70,10 +71,24 @@ def test_an_answer_is_blocks(
     assert (shown(last), last.stop_reason) == (content, reason)
 
 
+def test_a_stream_signs_reasoning_at_its_end(client: anthropic.Anthropic) -> None:
+    with client.messages.create(**asked("[thinks]", tools=TOOLS), stream=True) as stream:
+        events = [event for event in stream if event.type.startswith("content_block")]
+    first, last = events[0], events[next(n for n, event in enumerate(events) if event.type == "content_block_stop") - 1]
+    assert (first.content_block.signature, last.delta.signature) == ("", "unsigned")  # type: ignore[union-attr]
+
+
 def test_one_call_at_most(client: anthropic.Anthropic) -> None:
     choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
     found = client.messages.create(**asked("[both]", tools=TOOLS, tool_choice=choice))
     assert [block.type for block in found.content] == ["text", "tool_use"]
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_named_tool_is_called_once_or_more(parallel: bool) -> None:
+    choice: Any = {"type": "tool", "name": "count", "disable_parallel_tool_use": not parallel}
+    body = MessagesRequest.model_validate({"messages": ASK, "max_tokens": 4, "tools": TOOLS, "tool_choice": choice})
+    assert (body.offer.several, body.offer.must) == (parallel, True)
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "count"}])
@@ -114,6 +129,9 @@ def test_thinking_is_switched_off_by_the_template(client: anthropic.Anthropic) -
     left_out, enabled = prompt(), prompt(thinking={"type": "enabled", "budget_tokens": 1024})
     assert prompt(thinking={"type": "adaptive"}) == left_out == enabled
     assert prompt(thinking={"type": "disabled"}) > left_out
+    assert prompt(output_config={"effort": "high"}) == left_out, "the default, for a template without the variable"
+    with pytest.raises(anthropic.BadRequestError, match="does not read the variable"):
+        prompt(output_config={"effort": "low"})
     with pytest.raises(anthropic.BadRequestError, match="differs from chat_template_kwargs"):
         prompt(thinking={"type": "disabled"}, extra_body={"chat_template_kwargs": {"enable_thinking": True}})
 
