@@ -543,6 +543,8 @@ CARRIED = [
              (MESSAGES,)),
     Mutation("a prefilled text that ends", "service", "(is_text and not self.add_generation_prompt)", "False",
              (MESSAGES,)),
+    Mutation("a round by the last tokens alone", "service", "evidence[subject].loss_of_round)",
+             "evidence[subject].loss)", ("tests/service/evaluation/recommend/test_answer.py",)),
     Mutation("a last turn that says nothing", "service", 'if messages[-1] == {"role": "assistant", "content": ""}:',
              "if False:", (MESSAGES,)),
     Mutation("failures before a route in the form of others", "service", 'path.startswith(f"{PATH}/"):', "False:",

@@ -42,10 +42,14 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Evidence:
-    """Means of each window: ``nll`` in nats, the shares ``recall`` and ``first`` of repeated tokens and of their first
-    occurrence that the model predicts; float64 [windows]. ``recall_counts``: recall is a part of the loss."""
+    """Means of each window, float64 [windows]: ``nll`` in nats, and ``late``, that of its late tokens.
+
+    ``recall`` and ``first`` are the shares of repeated tokens, and of their first occurrence, that the model predicts.
+    ``recall_counts``: recall is a part of the loss.
+    """
 
     nll: np.ndarray
+    late: np.ndarray
     recall: np.ndarray
     first: np.ndarray
     recall_counts: bool
@@ -55,6 +59,7 @@ class Evidence:
         """Of one candidate's outcomes at one length, in the order of the windows."""
         return cls(
             np.array([outcome["nll"].mean() for outcome in outcomes]),
+            np.array([outcome["nll_late"].mean() for outcome in outcomes]),
             np.array([(outcome["ranks"] == 1).mean() for outcome in outcomes]),
             np.array([(outcome["ranks_first"] == 1).mean() for outcome in outcomes]),
             recall_counts,
@@ -68,6 +73,11 @@ class Evidence:
     @property
     def loss(self) -> float:
         return float(self.losses.mean())
+
+    @property
+    def loss_of_round(self) -> float:
+        """The loss with ``late``, which decides who goes on. Few windows have more late tokens than last ones."""
+        return self.loss + float((self.late - self.nll).mean())
 
     def above(self, other: Evidence) -> Difference:
         """The difference to ``other`` over the windows that both have read."""

@@ -52,7 +52,8 @@ class Judge:
 
     def best(self, entrants: Iterable[int], most: int) -> list[int]:
         """At most ``most`` of a round's candidates: its own, the best, those that answers name, and more."""
-        ranked = self._by_loss(entrants)
+        evidence = self._evidence[self._target]
+        ranked = sorted(self._by_loss(entrants), key=lambda subject: evidence[subject].loss_of_round)
         others = [subject for subject in ranked if subject != 0]
         kept = list(dict.fromkeys([*others[:1], *self._named(ranked), *others]))
         return [*([0] if 0 in ranked else []), *kept[: most - 1]]

@@ -27,6 +27,9 @@ SHORTEST = 64
 
 MOST_SEGMENT = 64
 
+TAILS = 4
+"""Tails in the reference length, which is the trained one or the target, if that is less."""
+
 
 class Layout(NamedTuple):
     """``tail`` last tokens are scored for perplexity, segments of ``segment`` tokens are repeated before them."""
@@ -37,7 +40,7 @@ class Layout(NamedTuple):
     @classmethod
     def within(cls, length: int) -> Layout:
         """The layout that fits windows of ``length`` tokens, and so all longer ones."""
-        return cls(length // 4, min(length // 16, MOST_SEGMENT))
+        return cls(length // TAILS, min(length // 16, MOST_SEGMENT))
 
     @property
     def repeated(self) -> int:
@@ -51,7 +54,8 @@ class RecallUnit(Unit):
 
     The outcome: float64 ``nll`` in nats [tail], and int64 ``ranks`` [copies, segment - 1] of the repeated tokens from
     the second on. A rank is 1 where no other token is preferred. ``ranks_first`` are the ranks of the tokens' first
-    occurrence.
+    occurrence. ``nll_late`` [1] is the mean of all unrepeated tokens in the last half of the window, past the trained
+    length. Many tokens choose more surely.
     """
 
     kind: ClassVar[str] = "recall"
@@ -85,6 +89,12 @@ class RecallUnit(Unit):
         return [copy * (self.before - self.layout.segment) // COPIES for copy in range(COPIES)]
 
     @property
+    def late(self) -> int:
+        """Tokens before the repeated segments that are late in the window."""
+        trained = TAILS * self.layout.tail
+        return max(0, self._special + self.before - max(self.length // 2, trained))
+
+    @property
     def token_ids(self) -> list[int]:
         stretch = self.document.token_ids[self.stop - self.stretch : self.stop]
         repeated = [token for start in self.starts for token in stretch[start : start + self.layout.segment]]
@@ -92,10 +102,9 @@ class RecallUnit(Unit):
         return [*bos, *stretch[: self.before], *repeated, *stretch[self.before :]]
 
     def inputs(self) -> dict[str, Any]:
-        layout = list(self.layout)
         return {
             "tokens": token_digest(self.token_ids),
-            "layout": layout,
+            "layout": [*self.layout, self.late],
             "bos": self.bos,
             "chunk": most_tokens(self.chunk, self.subject.patch.model.device),
         }
@@ -103,11 +112,13 @@ class RecallUnit(Unit):
     def run(self) -> Generator[int, None, Outcome]:
         with self.slot() as slot:
             scores = yield from token_scores(self.subject.patch, self.token_ids, slot, self.chunk, top=0)
-        segment = self.layout.segment
+        segment, before = self.layout.segment, self._special + self.before
+        late = scores.logprobs[before - 1 - self.late : before - 1]
         again = [self._special + self.before + copy * segment for copy in range(COPIES)]
         first = [self._special + start for start in self.starts]
         return {
             "nll": -scores.logprobs[-self.layout.tail :],
+            "nll_late": -np.concatenate([late, scores.logprobs[-self.layout.tail :]]).mean(keepdims=True),
             # Scores begin with that of token 1, and so these with the second token of each segment.
             "ranks": np.stack([scores.ranks[start : start + segment - 1] for start in again]),
             "ranks_first": np.stack([scores.ranks[start : start + segment - 1] for start in first]),

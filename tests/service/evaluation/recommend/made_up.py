@@ -33,16 +33,19 @@ def planned(models: ModelRegistry, **fields: Any) -> RecommendPlan:
     return plan_of(RecommendRequest.model_validate(body), models, settings_of(Path("tiny")))
 
 
-def made(unit: RecallUnit, nll: float, recall: float, noise: float = 0.0, wavers: float = 0.0) -> Outcome:
+def made(
+    unit: RecallUnit, nll: float, recall: float, noise: float = 0.0, wavers: float = 0.0, late: float = 0.0
+) -> Outcome:
     """An outcome with this NLL and recall, and a difficulty of the window that all candidates share. ``noise`` of the
-    NLL is by the window, and ``wavers`` of the recall."""
+    NLL is by the window, and ``wavers`` of the recall. ``late`` tokens have so much more."""
     by_window = np.sin(7 * unit.stop)
     harder = (unit.stop * 37 % 101) / 101 + noise * by_window
     recall = min(1.0, max(0.0, recall + wavers * by_window))
     ranks = np.full((COPIES, unit.layout.segment - 1), 2)
     ranks.reshape(-1)[: round(recall * ranks.size)] = 1
     first = np.full_like(ranks, 2)
-    return {"nll": np.full(unit.layout.tail, nll + harder), "ranks": ranks, "ranks_first": first}
+    tail = np.full(unit.layout.tail, nll + harder)
+    return {"nll": tail, "nll_late": tail[:1] + late, "ranks": ranks, "ranks_first": first}
 
 
 def answered(plan: Plan, made_up: Mapping[str, tuple[float, ...]], own_within: tuple[float, ...]) -> Any:

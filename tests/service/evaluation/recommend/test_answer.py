@@ -74,6 +74,14 @@ def test_windowed_candidates_alone_are_compared_by_perplexity(models: ModelRegis
     )
 
 
+def test_late_tokens_decide_who_goes_on_and_the_last_ones_who_wins(models: ModelRegistry) -> None:
+    made_up = {"others": (3.0, 0.1, 0.0, 0.0, 2.0), GOOD: (2.1, 0.1), "rerope": (2.0, 0.1, 0.0, 0.0, 0.5)}
+    made_up["linear(factor=4)"] = (1.0, 0.1, 0.0, 0.0, 5.0)
+    result, _ = answered(planned(models), made_up, (2.0, 0.1))
+    verdicts = {method.label: method.verdict for method in result.methods}
+    assert (result.answer.label, verdicts[GOOD], verdicts["linear(factor=4)"]) == ("rerope", "worse", "dropped")
+
+
 def test_a_windowed_candidate_beside_others_is_not_called_worse(models: ModelRegistry) -> None:
     methods = [{"method": "streaming"}, BOTH[0]]
     made_up = {"others": (3.0, 0.0), "default": (2.0, 0.0), "streaming": (1.8, 0.0)}

@@ -47,6 +47,9 @@ def test_parts_of_a_window_are_repeated_before_its_last_tokens(models: ModelRegi
     own = logprobs[torch.arange(len(targets)), targets]
     ranks = (logprobs > own[:, None]).sum(-1) + 1
     np.testing.assert_allclose(outcome["nll"], -own[-unit.layout.tail :], rtol=1e-4)
+    late = [*own[LENGTH // 2 - 1 : begin - 1], *own[-unit.layout.tail :]]
+    np.testing.assert_allclose(outcome["nll_late"], -np.mean(late, keepdims=True), rtol=1e-4)
+    assert len(late) == LENGTH // 2 - COPIES * segment
     again = [ranks[begin + copy * segment :][: segment - 1].tolist() for copy in range(COPIES)]
     assert outcome["ranks"].tolist() == again
 
