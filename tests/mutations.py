@@ -547,7 +547,7 @@ CARRIED = [
              "evidence[subject].loss)", ("tests/service/evaluation/recommend/test_answer.py",)),
     Mutation("a last turn that says nothing", "service", 'if messages[-1] == {"role": "assistant", "content": ""}:',
              "if False:", (MESSAGES,)),
-    Mutation("failures before a route in the form of others", "service", 'path.startswith(f"{PATH}/"):', "False:",
+    Mutation("failures before a route in the form of others", "service", 'path.startswith(f"{PATH}/")\n', "False\n",
              (MESSAGES,)),
     Mutation("cached tokens as input", "service", "usage.prompt_tokens - cached,", "usage.prompt_tokens,", (MESSAGES,)),
     Mutation("places without the instructions", "service", "offer.for_template(), fields)\n",

@@ -14,7 +14,7 @@ LAYERS = (
     {"policy"},
     {"addresses"},
     {"context", "errors", "inputs", "logs", "metrics", "settings"},
-    {"environment", "sharing", "tracing"},
+    {"anthropic_failures", "environment", "sharing", "tracing"},
     {"engine"},
     {"models"},
     {"export"},

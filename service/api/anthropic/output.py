@@ -8,6 +8,9 @@ from typing import Any, Protocol, TypeVar
 from service.api.anthropic.answers import AnswerBlock, Text, Thought, ToolUse
 from service.api.openai.tools.reading import Call, Said
 
+DEEPEST = 100
+"""Levels of a call's input. Pydantic writes some 250."""
+
 Growing = TypeVar("Growing", Text, Thought)
 
 
@@ -58,10 +61,24 @@ class Blocks:
         self._send("content_block_start", index=len(self.content) - 1, content_block=shown)
 
     def _call(self, call: Call) -> None:
-        block = ToolUse(name=call.name, input=json.loads(call.arguments))
+        block = ToolUse(name=call.name, input=_whole(json.loads(call.arguments)))
         self._begin(block, {**block.model_dump(), "input": {}})
         self._delta("input_json_delta", partial_json=call.arguments)
         self.close()
 
     def _delta(self, kind: str, **fields: Any) -> None:
         self._send("content_block_delta", index=len(self.content) - 1, delta={"type": kind, **fields})
+
+
+def _whole(value: Any) -> Any:
+    """``value`` of JSON without half characters, which are no text. What is nested too deeply to be written is text."""
+    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
+    return json.loads(text) if text.count("{") + text.count("[") <= DEEPEST else _shallow(json.loads(text))
+
+
+def _shallow(value: Any, depth: int = 1) -> Any:
+    if depth > DEEPEST:
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, dict):
+        return {key: _shallow(inner, depth + 1) for key, inner in value.items()}
+    return [_shallow(inner, depth + 1) for inner in value] if isinstance(value, list) else value

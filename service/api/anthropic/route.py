@@ -9,8 +9,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from service.anthropic_failures import event_of
 from service.api.anthropic.answers import AnswerBlock, MessageObject, MessagesUsage, StopReason, stop_reason_of
-from service.api.anthropic.failures import event_of
 from service.api.anthropic.output import Blocks, Send
 from service.api.anthropic.schemas import MessagesRequest
 from service.api.http.routing import Route

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 from typing_extensions import override
 
+from patches import problem
 from service.api.anthropic.blocks import NOT_USED, CacheControl, Texts, Turns, conversation_of, text_of
 from service.api.generation.structure import Schema, Structure
 from service.api.openai.body import Body
@@ -38,6 +39,14 @@ class Tool(Body):
     }
 
     type: Literal["custom"] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_client(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and fields.get("type") not in (None, "custom"):
+            raise problem("tool_type", "must be 'custom': the client runs its tools, and the server none", "type")
+        return fields
+
     name: Name
     description: str | None = None
     input_schema: Schema

@@ -37,8 +37,8 @@ MOST_STRINGS, MOST_FIELDS = 1 << 16, 1 << 14
 MOST_KEYS = 256
 """Keys of one object; each unknown one would be a separate problem."""
 
-SCHEMAS = frozenset({"input_schema", "json", "parameters", "schema"})
-"""Fields of JSON schemas, whose keys are no fields of ours: their characters are bounded instead."""
+SCHEMAS = frozenset({"input", "input_schema", "json", "parameters", "schema"})
+"""Fields of JSON schemas and of inputs of tools, whose keys are no fields of ours: their size is bounded otherwise."""
 
 OPENAI = "/v1/"
 """Routes of the OpenAI API, to which gateways and clients add query parameters: these have no effect here."""

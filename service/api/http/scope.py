@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import context, tracing
-from service.api.anthropic.failures import adapt
+from service.anthropic_failures import adapt
 from service.api.errors import answer
 from service.api.http.access import OPEN
 from service.context import RequestContext

@@ -13,6 +13,7 @@ from service.api.generation.prompts import prompts_of
 from service.api.generation.room import Room
 from service.api.openai.names import Named
 from service.api.openai.schemas import ConversationBody
+from service.api.quotas import admit
 from service.errors import ApiError
 from service.inputs import is_longer
 from service.models.text.dropped import LEADS
@@ -23,7 +24,7 @@ async def text_of(body: ConversationBody, request: Request, name: Named) -> str:
     """The conversation of ``body`` as one text. If it is to be shortened, it fits, or has only its last message.
 
     Raises:
-        ApiError: for a template that refuses the messages; QueueFull from the workers.
+        ApiError: for a template that refuses the messages, or a key without tokens; QueueFull from the workers.
     """
     settings: Settings = request.app.state.settings
 
@@ -40,6 +41,7 @@ async def text_of(body: ConversationBody, request: Request, name: Named) -> str:
     whole = await write()
     if not body.shortens:
         return whole
+    await admit(request, [], body.most_tokens[1] or 1)
     (method,) = await with_ranges([name.target.method], name.served, request)
     room = Room.of(name.target.model, method, body.most_tokens[1], settings)
     if await count(whole) <= room.whole:
@@ -57,7 +59,7 @@ async def shortened(
     """The longest end of a conversation of ``roles`` that fits into the ``room``, or else the shortest, if it has one.
 
     It comes behind the first messages of the system. No result of a tool begins it, since its call is gone. A template
-    may take no other beginning than a user's.
+    may take no other beginning than a user's. Ends are tried from the shortest one on, so that few long ones are read.
 
     Raises:
         ApiError: for a template that takes none.
@@ -66,21 +68,40 @@ async def shortened(
     starts = [at for at in range(lead + 1, len(roles)) if roles[at] != "tool"]
     if not starts:
         return None
+    users = [at for at in starts if roles[at] == "user"]
+    refusals: list[ApiError] = []
 
-    async def behind(start: int) -> str:
-        try:
-            return await write([*range(lead), *range(start, len(roles))])
-        except ApiError:
-            users = [at for at in starts if at > start and roles[at] == "user"]
-            if not users:
-                raise
-            return await write([*range(lead), *range(users[0], len(roles))])
+    async def behind(start: int) -> str | None:
+        """The end that begins at ``start``, or at the next user. None if the template takes neither."""
+        for begin in (start, *[at for at in users if at > start][:1]):
+            try:
+                return await write([*range(lead), *range(begin, len(roles))])
+            except ApiError as refusal:
+                refusals.append(refusal)
+        return None
 
-    low, high = 0, len(starts) - 1
+    async def fits(number: int) -> bool:
+        """True also where no end can begin: a longer one may."""
+        text = await behind(starts[number])
+        return text is None or await count(text) <= room
+
+    first = starts[await _first(len(starts), fits)]
+    for start in (first, *reversed(users)):
+        if (text := await behind(start)) is not None:
+            return text
+    raise refusals[-1]
+
+
+async def _first(numbers: int, fits: Callable[[int], Awaitable[bool]]) -> int:
+    """The first of so many numbers that fits, and so do all behind it; the last one if none does."""
+    width = 1
+    while width < numbers and await fits(numbers - width):
+        width *= 2
+    low, high = max(0, numbers - width), numbers - max(1, width // 2)
     while low < high:
         middle = (low + high) // 2
-        if await count(await behind(starts[middle])) <= room:
+        if await fits(middle):
             high = middle
         else:
             low = middle + 1
-    return await behind(starts[low])
+    return high

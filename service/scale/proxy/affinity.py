@@ -35,7 +35,8 @@ def affinity_key(head: bytes, tenant: str) -> str | None:
 
 def _start(body: dict[str, Any]) -> Any:
     if isinstance(messages := body.get("messages"), list) and messages:
-        return json.dumps(messages[:2], sort_keys=True)[:PREFIX_CHARS]
+        leads = [system] if (system := body.get("system")) else []  # of Anthropic's API
+        return json.dumps([*leads, *messages[:2]], sort_keys=True)[:PREFIX_CHARS]
     if given := body.get("input"):
         first = given[:2] if isinstance(given, list) else given
         return json.dumps([body.get("instructions"), first], sort_keys=True)[:PREFIX_CHARS]

@@ -11,11 +11,13 @@ import asyncio
 import json
 from contextlib import suppress
 from hashlib import sha256
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service import anthropic_failures
 from service.context import accepted_id
 from service.errors import ApiError, body_of
 from service.scale.private_names import AFFINITY_HEADER
@@ -31,7 +33,7 @@ OF_SERVE = "/-/"
 REMOVED = (AFFINITY_HEADER, "x-request-timeout-seconds", "x-request-disconnect-disabled", "serve_multiplexed_model_id")
 """Request headers that steer Serve: no client may send them."""
 
-ROUTED = ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses")
+ROUTED = ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", anthropic_failures.PATH)
 """Paths whose prompts have cached prefixes."""
 
 READ_S = 2.0
@@ -54,7 +56,8 @@ class Front:
             return
         request_id = accepted_id(Headers(scope=scope).get("x-request-id", ""))
         if metrics.known is not None and not metrics.known:
-            await _Answer(send, request_id).refuse(NO_REPLICA)  # Serve would wait for a replica without a bound
+            # Serve would wait for a replica without a bound.
+            await _Answer(send, request_id, scope["path"]).refuse(NO_REPLICA)
             return
         scope = {**scope, "headers": list(scope["headers"])}
         headers = MutableHeaders(scope=scope)
@@ -74,7 +77,7 @@ class Front:
             key = affinity_key(start.head, sha256(credentials.encode()).hexdigest())
             if key is not None:
                 headers[AFFINITY_HEADER] = key
-        answer = _Answer(send, request_id)
+        answer = _Answer(send, request_id, scope["path"])
         try:
             await self.app(scope, receive, answer.send)
         except Exception:
@@ -118,8 +121,8 @@ def _sent(headers: Headers, names: tuple[str, ...]) -> list[str]:
 class _Answer:
     """Passes a replica's answer on, and replaces or completes what a replica did not answer."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send, self._request_id = send, request_id
+    def __init__(self, send: Send, request_id: str, path: str) -> None:
+        self._send, self._request_id, self._is_anthropic = send, request_id, anthropic_failures.is_of(path)
         self.started = self.is_events = self._complete = self._replaced = False
 
     async def send(self, message: Message) -> None:
@@ -147,7 +150,8 @@ class _Answer:
         if not self.started:
             await self.refuse(REPLICA_LOST)
         elif self.is_events and not self._complete:
-            event = f"data: {json.dumps(body_of(LOST_IN_STREAM))}\n\ndata: [DONE]\n\n"
+            event = f"data: {json.dumps(self._body(LOST_IN_STREAM))}\n\n"
+            event = f"event: error\n{event}" if self._is_anthropic else f"{event}data: [DONE]\n\n"
             await self._send({"type": "http.response.body", "body": event.encode()})
 
     async def refuse(self, error: ApiError) -> None:
@@ -155,9 +159,14 @@ class _Answer:
         if self._complete:
             return
         self.started = self._complete = True
-        body = json.dumps(body_of(error)).encode()
+        body = json.dumps(self._body(error)).encode()
         headers = {"content-type": "application/json", "retry-after": "1"}
+        if self._is_anthropic:
+            headers[anthropic_failures.ID_HEADER] = self._request_id
         await _send_whole(self._send, error.status, body, self._request_id, headers)
+
+    def _body(self, error: ApiError) -> dict[str, Any]:
+        return anthropic_failures.failure_of(error, self._request_id) if self._is_anthropic else body_of(error)
 
 
 async def _send_whole(send: Send, status: int, body: bytes, request_id: str, headers: dict[str, str]) -> None:

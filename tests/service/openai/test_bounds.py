@@ -91,7 +91,9 @@ class TestBadWords:
         assert tokens[0] == tokens[1]
         assert len({tuple(each) for each in tokens[0]}) == len(bodies)
 
-    @pytest.mark.parametrize("words", [[""], ["a"] * 257, "a", ["a" * 257]], ids=lambda words: f"{words}"[:9])
+    @pytest.mark.parametrize(
+        "words", [[""], ["a"] * 257, "a", ["a" * 257], ["ж" * 40]], ids=lambda words: f"{words}"[:9]
+    )
     def test_bounds(self, http: httpx.Client, words: Any) -> None:
         error = http.post("/v1/completions", json={"prompt": "a", "bad_words": words}).json()["error"]
         assert error["param"].startswith("bad_words")

@@ -82,6 +82,15 @@ class TestAnswers:
         assert (first, done) == ("data: 1", "data: [DONE]")
         assert json.loads(error.removeprefix("data: "))["error"]["code"] == "replica_lost"
 
+    async def test_failures_of_messages_have_the_form_of_their_api(self) -> None:
+        lost = serve_like(200, b"data: 1\n\n", ours=True, kind=b"text/event-stream")
+        last = (await post(lost, "/v1/messages")).text.split("\n\n", 1)[1]
+        name, data = last.strip().split("\n")
+        assert (name, json.loads(data.removeprefix("data: "))["error"]["type"]) == ("event: error", "overloaded_error")
+        refused = await post(serve_like(None, ours=False), "/v1/messages", json={})
+        assert (refused.json()["type"], refused.json()["error"]["code"]) == ("error", "replica_lost")
+        assert refused.json()["request_id"] == refused.headers["request-id"] == refused.headers["x-request-id"]
+
     async def test_probes_of_serve_are_left_alone(self) -> None:
         answer = await post(serve_like(200, b"success", ours=False, kind=b"text/plain"), "/-/healthz")
         assert answer.text == "success"
@@ -178,6 +187,8 @@ class TestAffinityKey:
         )
 
     def test_instructions_and_the_start_of_the_input_decide(self) -> None:
+        turns = [{"role": "user", "content": "a"}]
+        assert key(system="Be short.", messages=turns) != key(messages=turns)
         one = key(instructions="Be short.", input="a" * 300 + "b")
         assert one == key(instructions="Be short.", input="a" * 300 + "c")
         others = [key(input="a" * 300), key(instructions="Be long.", input="a" * 300), key(input=[{"role": "user"}])]

@@ -10,7 +10,9 @@ import anthropic
 import httpx
 import pytest
 
+from service.api.anthropic.output import Blocks
 from service.api.anthropic.schemas import MessagesRequest
+from service.api.openai.tools.reading import Call, Said
 from tests.service.openai.conftest import answer
 from tests.service.openai.parrot import KNOT, SHARED
 
@@ -76,6 +78,16 @@ def test_a_stream_signs_reasoning_at_its_end(client: anthropic.Anthropic) -> Non
         events = [event for event in stream if event.type.startswith("content_block")]
     first, last = events[0], events[next(n for n, event in enumerate(events) if event.type == "content_block_stop") - 1]
     assert (first.content_block.signature, last.delta.signature) == ("", "unsigned")  # type: ignore[union-attr]
+
+
+def test_inputs_of_calls_can_always_be_written() -> None:
+    deep = "[" * 400 + "]" * 400
+    blocks = Blocks(lambda kind, **fields: None)
+    blocks.add(Said(calls=(Call("tie", '{"knot": "\\ud800 x"}'), Call("tie", f'{{"knot": {deep}}}'))))
+    half, nested = blocks.content
+    assert half.input == {"knot": "? x"}  # type: ignore[union-attr]
+    for block in (half, nested):
+        assert block.model_dump_json().encode()
 
 
 def test_one_call_at_most(client: anthropic.Anthropic) -> None:

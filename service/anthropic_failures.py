@@ -1,7 +1,8 @@
-"""Failures in the form of Anthropic's API, on all paths of its routes."""
+"""Failures in the form of Anthropic's API, on all paths of its routes. No torch here: proxies have it too."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from service import context
@@ -9,6 +10,7 @@ from service.context import RequestContext
 from service.errors import ApiError, body_of
 
 PATH = "/v1/messages"
+ID_HEADER = "request-id"
 
 KINDS = {
     401: "authentication_error",
@@ -25,22 +27,27 @@ WITHOUT_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["
 """Anthropic's client repeats a request without the thread then, with all of the conversation."""
 
 
-def failure_of(error: ApiError) -> dict[str, Any]:
+def failure_of(error: ApiError, request_id: str) -> dict[str, Any]:
     """The body of a failure, which names the field and the code as on every other route."""
     kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     said = {**body_of(error)["error"], "type": kind}
     if error.param == "thread":
         said["details"] = WITHOUT_THREADS
-    return {"type": "error", "error": said, "request_id": context.current().request_id}
+    return {"type": "error", "error": said, "request_id": request_id}
 
 
 def event_of(error: ApiError) -> tuple[Any, ...]:
     """The last event of a stream that fails."""
-    return failure_of(error), "error"
+    return failure_of(error, context.current().request_id), "error"
+
+
+def is_of(path: str) -> bool:
+    """True if failures on ``path`` have this form."""
+    return path == PATH or path.startswith(f"{PATH}/")
 
 
 def adapt(current: RequestContext, path: str) -> None:
     """Give a request to these routes the form of their failures, and the header in which clients read its id."""
-    if path == PATH or path.startswith(f"{PATH}/"):
-        current.shape = failure_of
-        current.headers["request-id"] = current.request_id
+    if is_of(path):
+        current.shape = partial(failure_of, request_id=current.request_id)
+        current.headers[ID_HEADER] = current.request_id
