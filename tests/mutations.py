@@ -478,7 +478,7 @@ CARRIED = [
              "parsing_of(tokenizer, prompt, tools)", (f"{ALLOWED}::test_a_call_of_another_function_is_text",)),
     Mutation("any function must be called", "service", "strict=each.strict) for each in self.callees",
              "strict=each.strict) for each in self.functions", (f"{ALLOWED}::test_required_forms_calls_of_these",)),
-    Mutation("a conversation loses its instructions", "service", "[*range(lead), *range(start, len(roles))]",
+    Mutation("a conversation loses its instructions", "service", "[*range(lead), *range(begin, len(roles))]",
              "[*range(start, len(roles))]", ("tests/service/openai/test_shortening.py",)),
     Mutation("a result without its call begins", "service", "range(lead + 1, len(roles)) if roles[at] != \"tool\"",
              "range(lead + 1, len(roles))", ("tests/service/openai/test_shortening.py::test_any_conversation",)),

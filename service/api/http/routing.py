@@ -38,7 +38,7 @@ MOST_KEYS = 256
 """Keys of one object; each unknown one would be a separate problem."""
 
 SCHEMAS = frozenset({"input", "input_schema", "json", "parameters", "schema"})
-"""Fields of JSON schemas and of inputs of tools, whose keys are no fields of ours: their size is bounded otherwise."""
+"""Fields of JSON schemas and of inputs of tools, whose keys are no fields of ours. Their size is bounded otherwise."""
 
 OPENAI = "/v1/"
 """Routes of the OpenAI API, to which gateways and clients add query parameters: these have no effect here."""
