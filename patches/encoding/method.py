@@ -72,8 +72,8 @@ class Method(KnownFields):
     method: str
     attention_temperature: Temperature | None = Field(
         None,
-        description="Multiplier of every attention score: a number from 0.01 to 10, a kind by name, or a kind with "
-        "parameters.",
+        description="Multiplier of q . k / sqrt(d) in every score; a bias is added to it unchanged. A number from 0.01 "
+        "to 10, a kind by name, or a kind with parameters.",
     )
 
     _follows: dict[str, Any] = PrivateAttr(default_factory=dict)

@@ -1,7 +1,7 @@
 """DroPE: rotation dropped after training, the scores of longer inputs sharpened by one temperature.
 
 Gelberg et al., arXiv:2512.12167. The weights must have been recalibrated without rotation, at their own length.
-The temperature at inference is 1 + c ln s on the whole score. The default c = 0.41 is not confirmed by released code.
+The temperature at inference is 1 + c ln s on the product q . k. The default c = 0.41 is not confirmed by released code.
 """
 
 from __future__ import annotations
