@@ -278,6 +278,8 @@ ENCODING = [
              "return position // self.group_size", (MAPS,)),
     Mutation("log-n one position late", "patches", "(q_idx.float() + 1.0).log()", "q_idx.float().log()",
              (TEMPERATURE,)),
+    Mutation("no table of a bias by distance", "patches", "case _ if bias.by_distance:", "case _ if False:",
+             ("tests/patches/attention/paged/test_rows.py::test_any_bias_by_distance_has_a_row",)),
     Mutation("temperature of a bias", "patches", "scores = scores + resolved.recipe.score_bias(*pairs)",
              "scores = scores + resolved.recipe.score_bias(*pairs) * (1 if temperature is None else 1.7)",
              (f"{SCORES}::test_a_temperature_multiplies_products_and_no_bias",)),
