@@ -280,6 +280,8 @@ ENCODING = [
              (TEMPERATURE,)),
     Mutation("no table of a bias by distance", "patches", "case _ if bias.by_distance:", "case _ if False:",
              ("tests/patches/attention/paged/test_rows.py::test_any_bias_by_distance_has_a_row",)),
+    Mutation("a method without its example", "patches", "if field.is_required()}", "if False}",
+             ("tests/service/test_adding_a_method.py::test_a_required_parameter_without_an_example_is_named",)),
     Mutation("temperature of a bias", "patches", "scores = scores + resolved.recipe.score_bias(*pairs)",
              "scores = scores + resolved.recipe.score_bias(*pairs) * (1 if temperature is None else 1.7)",
              (f"{SCORES}::test_a_temperature_multiplies_products_and_no_bias",)),

@@ -138,6 +138,22 @@ class Method(KnownFields):
         needed = max(1.0, length / geometry.original_max_position_embeddings)
         return [cls.model_validate({"factor": min(needed * multiple, MOST_FACTOR)}) for multiple in cls.multiples]
 
+    @classmethod
+    def example(cls, geometry: RopeGeometry, times: float) -> dict[str, Any]:
+        """Parameters for ``times`` the trained length, by a rule that fits any model; pictures and benchmarks use them.
+
+        ``factor`` is given where it has no default. A class with other such parameters overrides this.
+
+        Raises:
+            TypeError: naming a class that does not.
+        """
+        fields = {key: field for key, field in cls.model_fields.items() if field.is_required()}
+        missing = [f"`{key}`" for key in fields if key != "factor"]
+        if missing:
+            raise TypeError(f"{cls.__name__}: needs an `example` with {', '.join(missing)}, as Method has one")
+        given = "factor" in fields or ("factor" in cls.model_fields and cls.model_fields["factor"].default is None)
+        return {"factor": float(times)} if given else {}
+
     def at(self, length: int) -> Method:
         """The method in effect for a reserved length in tokens: itself, unless it chooses others by length."""
         return self

@@ -6,7 +6,7 @@ values belong to a model. The defaults are the means of what the released code s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -14,9 +14,6 @@ from patches.encoding.biases import LogBias, PowerBias
 from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import Method
 from patches.encoding.recipe import Recipe
-
-if TYPE_CHECKING:
-    pass
 
 Weight = Annotated[float, Field(ge=1e-6, le=1e6, strict=True)]
 Exponent = Annotated[float, Field(ge=1e-6, le=2.0, strict=True)]

@@ -7,7 +7,8 @@ score without scaling. They belong to a model, so they have no defaults.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+import math
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,9 +17,6 @@ from patches.encoding.fields import LONGEST
 from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import Method
 from patches.encoding.recipe import Recipe
-
-if TYPE_CHECKING:
-    pass
 
 Value = Annotated[float, Field(ge=-1e4, le=1e4, strict=True)]
 """Finite in float16 too. If all keys of a query were at minus infinity, it would attend to later ones."""
@@ -63,6 +61,13 @@ class T5Bias(Method):
         if table is not None and len(table) != 2 * exact:
             raise ValueError(f"relative_attention_bias: needs a row per bucket, {2 * exact}, and has {len(table)}")
         return self
+
+    @classmethod
+    def example(cls, geometry: RopeGeometry, times: float) -> dict[str, Any]:
+        """A bias per bucket and head that falls with the distance, faster in later heads."""
+        heads = geometry.num_attention_heads
+        table = [[-(head + 1) / heads * math.log1p(bucket) for head in range(heads)] for bucket in range(32)]
+        return {"relative_attention_bias": table}
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         table, heads = self.table(geometry), geometry.num_attention_heads
