@@ -26,7 +26,7 @@ class Row:
     Position maps: ``covers_all`` methods attend to every causal pair, others leave some out.
     ``reach`` computes, from the parameters in effect, the longest input in which no effective distance
     exceeds the trained ones. ``turns_keys`` methods have bands that turn cached keys when they read them.
-    ``family`` is what a model must have been trained with to take it.
+    ``family`` is what a model must have been trained with to take it. In fields of ``takes_zero``, 0 is a value.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Row:
     turns_keys: bool = False
     hard_depends_on_length: bool = False
     family: str = "rotary"
+    takes_zero: tuple[str, ...] = ()
 
     @property
     def requests(self) -> list[Fields]:
@@ -131,6 +132,7 @@ def rows(pairs: int = 32, trained_length: int = 256, heads: int = 4) -> list[Row
             },
             {"factor": 1.0},
             rope_type="yarn",
+            takes_zero=("mscale", "mscale_all_dim"),  # switch the ratio off, as in transformers
         ),
         Row(
             "llama3",
@@ -187,7 +189,13 @@ def rows(pairs: int = 32, trained_length: int = 256, heads: int = 4) -> list[Row
             {"factor": 1.0},
         ),
         Row("ntk_fixed", {"factor": 4.0}, {"factor": 7.3, "rope_theta": 5e5}, {"factor": 1.0}),
-        Row("ntk_mixed", {"factor": 4.0}, {"factor": 7.3, "b": 0.75, "rope_theta": 5e5}, {"factor": 1.0}),
+        Row(
+            "ntk_mixed",
+            {"factor": 4.0},
+            {"factor": 7.3, "b": 0.75, "rope_theta": 5e5},
+            {"factor": 1.0},
+            takes_zero=("b",),  # interpolation
+        ),
         Row("mrrope_uni", {"factor": 4.0}, {"factor": 7.3, "attention_factor": 1.3, **turns}, {"factor": 1.0}),
         Row("mrrope_pro", {"factor": 4.0}, {"factor": 7.3, "attention_factor": 1.3, **turns}, {"factor": 1.0}),
         Row("tailspline", {"factor": 4.0}, {"factor": 7.3, "attention_factor": 1.3, **turns}, {"factor": 1.0}),

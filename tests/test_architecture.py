@@ -47,6 +47,7 @@ MEASURES = {"patches/attention/mass.py"}
 """The mass of attention is measured on the specification, which serves no request."""
 
 METHODS_MAY_IMPORT = {
+    "biases",
     "fields",
     "geometry",
     "masks",
@@ -141,6 +142,12 @@ def test_the_shared_parts_do_not_know_the_methods() -> None:
         modules = {module for module, _ in imported(parsed(ROOT / f"patches/encoding/{part}.py"))}
         above = {m for m in modules if m.startswith(("patches.methods", "patches.registry", "patches.model"))}
         assert above == set(), part
+
+
+def test_attention_does_not_know_the_methods() -> None:
+    for path in sources("patches/attention"):
+        modules = {module for module, _ in imported(parsed(path))}
+        assert not any(module.startswith(("patches.methods", "patches.registry")) for module in modules), name_of(path)
 
 
 def test_fused_attention_does_not_lean_on_its_specification() -> None:

@@ -7,6 +7,8 @@ from functools import cache
 
 from tests import tiers
 from tests.conftest import ROOT
+from tests.methods import ROWS
+from tests.patches.attention import test_scores
 
 LOG = """
 0.50s call     tests/a.py::test_one[x-1]
@@ -18,6 +20,17 @@ LOG = """
 
 def test_cases_and_fixtures_of_a_function_add_up() -> None:
     assert tiers.slow(LOG.splitlines()) == ["tests/a.py::test_one"]
+
+
+def test_comparisons_with_the_papers_are_in_the_fast_tier_whatever_their_time() -> None:
+    """A new method with a wrong formula fails in `make test-fast`: one comparison has every row with an oracle."""
+    (kept,) = tiers.KEPT
+    assert tiers.slow([f"9.00s call     {kept}[yarn]"]) == []
+    assert kept not in tiers.listed()
+    file, _, function = kept.partition("::")
+    assert function in functions(file)
+    (marker,) = test_scores.test_attention_equals_the_paper.pytestmark
+    assert [row.name for row in marker.args[1]] == [row.name for row in ROWS]
 
 
 @cache

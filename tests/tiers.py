@@ -15,16 +15,19 @@ LIST = Path(__file__).parent / "slow.txt"
 MOST_S = 0.8
 """Seconds that one function may take in the fast tier: all its cases with their fixtures, two cores at work."""
 
+KEPT = ("tests/patches/attention/test_scores.py::test_attention_equals_the_paper",)
+"""In the fast tier whatever their time: they compare every rotary method with its oracle."""
+
 LINE = re.compile(r"([\d.]+)s (?:call|setup|teardown)\s+([^\[\s]+)")
 
 
 def slow(lines: Iterable[str]) -> list[str]:
-    """Functions, as FILE::NAME, whose cases take more than ``MOST_S`` together."""
+    """Functions, as FILE::NAME, whose cases take more than ``MOST_S`` together, without ``KEPT``."""
     seconds: Counter[str] = Counter()
     for line in lines:
         if found := LINE.match(line):
             seconds[found[2]] += float(found[1])
-    return sorted(name for name, total in seconds.items() if total > MOST_S)
+    return sorted(name for name, total in seconds.items() if total > MOST_S and name not in KEPT)
 
 
 def listed() -> set[str]:

@@ -72,8 +72,8 @@ class Method(KnownFields):
     method: str
     attention_temperature: Temperature | None = Field(
         None,
-        description="Multiplier of every attention score: a number from 0.01 to 10, a kind by name, or a kind with "
-        "parameters.",
+        description="Multiplier of q . k / sqrt(d) in every score; a bias is added to it unchanged. A number from 0.01 "
+        "to 10, a kind by name, or a kind with parameters.",
     )
 
     _follows: dict[str, Any] = PrivateAttr(default_factory=dict)
@@ -137,6 +137,22 @@ class Method(KnownFields):
         """Parameters to compare at ``length`` tokens on a model of this family whose weights were not tuned for it."""
         needed = max(1.0, length / geometry.original_max_position_embeddings)
         return [cls.model_validate({"factor": min(needed * multiple, MOST_FACTOR)}) for multiple in cls.multiples]
+
+    @classmethod
+    def example(cls, geometry: RopeGeometry, times: float) -> dict[str, Any]:
+        """Parameters for ``times`` the trained length, by a rule that fits any model; pictures and benchmarks use them.
+
+        ``factor`` is given where it has no default. A class with other such parameters overrides this.
+
+        Raises:
+            TypeError: naming a class that does not.
+        """
+        fields = {key: field for key, field in cls.model_fields.items() if field.is_required()}
+        missing = [f"`{key}`" for key in fields if key != "factor"]
+        if missing:
+            raise TypeError(f"{cls.__name__}: needs an `example` with {', '.join(missing)}, as Method has one")
+        given = "factor" in fields or ("factor" in cls.model_fields and cls.model_fields["factor"].default is None)
+        return {"factor": float(times)} if given else {}
 
     def at(self, length: int) -> Method:
         """The method in effect for a reserved length in tokens: itself, unless it chooses others by length."""

@@ -79,7 +79,7 @@ class RelativeScores(Protocol):
 
 
 class AttentionTemperature(Protocol):
-    """q_idx [q] -> float32 [q], a multiplier on the whole score of that query."""
+    """q_idx [q] -> float32 [q], a multiplier on that query's scaled products with keys, before biases."""
 
     def __call__(self, q_idx: torch.Tensor) -> torch.Tensor: ...
 

@@ -1,4 +1,6 @@
-"""Attention temperature: a multiplier on attention scores, independent of positions. Any method may take one.
+"""Attention temperature: a multiplier on the scaled products of a query with keys. Any method may take one.
+
+It multiplies q . k / sqrt(d), and terms by distance of a layer's own weights. A score bias is added to that unchanged.
 
 Sources: YaRN (arXiv:2309.00071, section 3.4); LongRoPE (arXiv:2402.13753); log-n scaling (Su, kexue.fm 8823);
 ChunkLlama (released code of arXiv:2402.17463); Llama 4 and Ministral 3 (transformers); uniform scale of NoPE
@@ -113,7 +115,7 @@ class _Temperature(KnownFields):
 
 
 class _ConstantKind(_Temperature):
-    """A kind that is one number, on the whole score or on its rotated part.
+    """A kind that is one number, on all dimensions of q . k or on the rotated ones.
 
     On the rotated part, it is a factor on cos and sin. The two differ for a model that rotates only part of each head.
     """

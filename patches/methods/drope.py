@@ -1,13 +1,13 @@
 """DroPE: rotation dropped after training, the scores of longer inputs sharpened by one temperature.
 
 Gelberg et al., arXiv:2512.12167. The weights must have been recalibrated without rotation, at their own length.
-The temperature at inference is 1 + c ln s on the whole score. The default c = 0.41 is not confirmed by released code.
+The temperature at inference is 1 + c ln s on the product q . k. The default c = 0.41 is not confirmed by released code.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -46,6 +46,10 @@ class Drope(Method):
         if self.factor > 1.0 and self.attention_temperature is not None:
             raise ValueError("attention_temperature: factor sets it already; give one of the two")
         return self
+
+    @classmethod
+    def example(cls, geometry: RopeGeometry, times: float) -> dict[str, Any]:
+        return {"factor": float(times)}
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         multiplier = 1.0 + self.coefficient * math.log(self.factor)

@@ -114,9 +114,7 @@ class Encodings:
         try:
             _check_rows(resolved)
         except DoesNotFit as error:
-            raise ValueError(
-                f"method: {method.method}: {error}; patches/attention/paged/compilation.py has them"
-            ) from error
+            raise ValueError(f"method: {method.method}: {error}") from error
         return resolved
 
     def confirmed(self, method: Method, length: int) -> Method:

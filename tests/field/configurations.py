@@ -166,18 +166,13 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
 """Type -> fields that the rule does not find."""
 
 _FALCON = {"multi_query": False, "num_kv_heads": 4, "parallel_attn": False, "bias": True}
-_SHARED_KEYS = {
-    "num_hidden_layers": 4,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "num_kv_shared_layers": 2,
-    "per_layer_config": {1: {"head_dim": 32}, 3: {"head_dim": 32}},
-}
+_SHARED_WIDER_KEYS = {**_SHARED_KEYS, "per_layer_config": {1: {"head_dim": 32}, 3: {"head_dim": 32}}}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon (grouped keys)": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon (a key per head)": ("falcon", _FALCON),
     "falcon (ALiBi)": ("falcon", {**_FALCON, "alibi": True}),
     "gemma4_text (keys as values)": ("gemma4_text", {"attention_k_eq_v": True}),
-    "gemma4_text (shared keys)": ("gemma4_text", _SHARED_KEYS),
+    "gemma4_text (shared keys)": ("gemma4_text", _SHARED_WIDER_KEYS),
     "granitemoehybrid (RoPE)": ("granitemoehybrid", {"position_embedding_type": "rope"}),
     "zamba2 (RoPE)": ("zamba2", {"use_mem_rope": True}),
 }

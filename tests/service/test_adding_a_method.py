@@ -116,6 +116,17 @@ def test_a_method_without_its_description_is_named() -> None:
         check_described({"bare": Bare})
 
 
+class Demanding(Bare):
+    factor: float
+    k: float
+
+
+def test_a_required_parameter_without_an_example_is_named() -> None:
+    """The documentation ended with "k: required", and named no method."""
+    with pytest.raises(TypeError, match=r"^Demanding: needs an `example` with `k`"):
+        Demanding.example(RopeGeometry(64, 64, 1e4, 256, 256, num_attention_heads=4), 4.0)
+
+
 def test_a_map_that_the_attention_lacks_is_refused_at_the_door() -> None:
     """It failed in a step, and the engine started again."""
     Bare.model_rebuild(_types_namespace={"FrequencyEncoding": Default})  # as patches/parsing.py does for METHODS

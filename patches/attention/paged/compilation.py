@@ -7,14 +7,13 @@ import math
 import torch
 
 from patches.attention.paged.rows import UNBOUNDED, BandRow, BiasKind, BiasRow, MapRow, Row, TemperatureRow
+from patches.encoding.biases import BucketBias, LinearBias, LogBias, PowerBias
 from patches.encoding.masks import ChunkRange, DistanceRange, FirstKeys, Predicate
 from patches.encoding.positions import Capped, Fixed, Grouped, GroupedPairs, InChunk, Shifted, Stretched
 from patches.encoding.recipe import AttentionTemperature, Identity, PositionMap, ResolvedRecipe, ScoreBias
 from patches.encoding.temperature import ConstantTemperature, FloorLogTemperature, LogLengthTemperature
-from patches.methods.biases.alibi import LinearBias
-from patches.methods.biases.kerple import LogBias, PowerBias
-from patches.methods.biases.sandwich import SandwichBias
-from patches.methods.biases.t5_bias import BucketBias
+
+KINDS = "patches/attention/paged/compilation.py has the kinds that fit"
 
 
 class DoesNotFit(ValueError):
@@ -62,7 +61,7 @@ def map_row(position_map: PositionMap) -> MapRow:
             return MapRow(shifts=(shift,), divisor=divisor)
         case InChunk(size, shift, last):
             return MapRow(period=size, shifts=(shift,), cap=UNBOUNDED if last is None else last)
-    raise DoesNotFit(f"no row expresses the position map {position_map}")
+    raise DoesNotFit(f"no row expresses the position map {position_map}; {KINDS}")
 
 
 def _pairs(predicate: Predicate) -> tuple[int, int, int, int]:
@@ -74,7 +73,7 @@ def _pairs(predicate: Predicate) -> tuple[int, int, int, int]:
             return 1, low, UNBOUNDED, count
         case ChunkRange(size, low, high):
             return size, low, UNBOUNDED if high is None else high, UNBOUNDED
-    raise DoesNotFit(f"no row expresses the mask {predicate}")
+    raise DoesNotFit(f"no row expresses the mask {predicate}; {KINDS}")
 
 
 def mask_row(predicate: Predicate) -> BandRow:
@@ -102,11 +101,14 @@ def bias_row(bias: ScoreBias | None, length: int) -> BiasRow | None:
             return BiasRow(BiasKind.LOG, torch.tensor(r1), torch.tensor(r2))
         case PowerBias(r1, r2):
             return BiasRow(BiasKind.POWER, torch.tensor(r1), torch.tensor(r2))
-        case SandwichBias():
-            return _tabulated(bias, length)
         case BucketBias(_, max_distance):
             return _tabulated(bias, min(length, max_distance + 1))
-    raise DoesNotFit(f"no row expresses the bias {type(bias).__name__}")
+        case _ if bias.by_distance:
+            return _tabulated(bias, length)
+    raise DoesNotFit(
+        f"no row expresses the bias {type(bias).__name__}: only biases by distance alone fit, "
+        "whose `by_distance` is true, and ALiBi's in bfloat16"
+    )
 
 
 def _tabulated(bias: ScoreBias, distances: int) -> BiasRow:
@@ -127,7 +129,7 @@ def temperature_row(temperature: AttentionTemperature | None) -> TemperatureRow:
             return TemperatureRow(0.0, 1.0 / math.log(trained_length), least=1.0)
         case FloorLogTemperature(beta, length, offset):
             return TemperatureRow(1.0, beta, length, offset)
-    raise DoesNotFit(f"no row expresses the temperature {temperature}")
+    raise DoesNotFit(f"no row expresses the temperature {temperature}; {KINDS}")
 
 
 def base_of(resolved: ResolvedRecipe) -> MapRow:

@@ -38,11 +38,6 @@ class PagedSequence:
     def q_stop(self) -> int:
         return self.q_start + self.queries
 
-    def page_of(self, position: int, page_size: int) -> int:
-        """The physical page of a cached ``position``."""
-        page = position // page_size
-        return self.pages[page - (self.evicted_pages if page >= self.first_pages else 0)]
-
     def kv_idx(self, page_size: int) -> torch.Tensor:
         """Positions int64 [k] of all keys that the cache still has."""
         gap = min(self.first_pages * page_size, self.q_stop)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from patches.encoding.biases import LinearBias
 from patches.encoding.fields import MOST_FACTOR, Factor, Length
 from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import Method, trained_length_of
@@ -31,35 +32,6 @@ def alibi_slopes(num_heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
     ladder = [2 ** (-bias_max * k / power) for k in range(1, power + 1)]
     finer = [2 ** (-bias_max * k / (2 * power)) for k in range(1, 2 * power + 1)]
     return tuple((ladder + finer[0::2])[:num_heads])
-
-
-@dataclass(frozen=True)
-class LinearBias:
-    """-slope x distance per head, times ``scale``.
-
-    ``in_bfloat16``: slope x key position, with both and their product rounded, as Falcon's released code has it.
-    """
-
-    slopes: tuple[float, ...]
-    scale: float = 1.0
-    in_bfloat16: bool = False
-
-    @property
-    def by_distance(self) -> bool:
-        return not self.in_bfloat16
-
-    def of_heads(self, heads: slice) -> LinearBias:
-        return replace(self, slopes=self.slopes[heads])
-
-    def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        slopes = torch.tensor(self.slopes, dtype=torch.float32, device=q_idx.device)[:, None, None]
-        if self.in_bfloat16:
-            bias = (slopes.bfloat16() * kv_idx).float().expand(-1, len(q_idx), -1)
-        else:
-            bias = slopes * (kv_idx - q_idx).float()
-        return bias * self.scale
 
 
 @dataclass(frozen=True)

@@ -6,64 +6,19 @@ values belong to a model. The defaults are the means of what the released code s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
+from patches.encoding.biases import LogBias, PowerBias
 from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import Method
 from patches.encoding.recipe import Recipe
-
-if TYPE_CHECKING:
-    import torch
 
 Weight = Annotated[float, Field(ge=1e-6, le=1e6, strict=True)]
 Exponent = Annotated[float, Field(ge=1e-6, le=2.0, strict=True)]
 Weights: TypeAlias = Weight | Annotated[tuple[Weight, ...], Field(min_length=1, max_length=1024)]
 Exponents: TypeAlias = Exponent | Annotated[tuple[Exponent, ...], Field(min_length=1, max_length=1024)]
-
-
-@dataclass(frozen=True)
-class LogBias:
-    """-r1 ln(1 + r2 distance), one r1 and r2 per head."""
-
-    r1: tuple[float, ...]
-    r2: tuple[float, ...]
-
-    @property
-    def by_distance(self) -> bool:
-        return True
-
-    def of_heads(self, heads: slice) -> LogBias:
-        return LogBias(self.r1[heads], self.r2[heads])
-
-    def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        r1, r2 = (torch.tensor(r, dtype=torch.float32, device=q_idx.device)[:, None, None] for r in (self.r1, self.r2))
-        return -r1 * torch.log1p(r2 * (q_idx - kv_idx).clamp_min(0).float())
-
-
-@dataclass(frozen=True)
-class PowerBias:
-    """-r1 distance^r2, one r1 and r2 per head."""
-
-    r1: tuple[float, ...]
-    r2: tuple[float, ...]
-
-    @property
-    def by_distance(self) -> bool:
-        return True
-
-    def of_heads(self, heads: slice) -> PowerBias:
-        return PowerBias(self.r1[heads], self.r2[heads])
-
-    def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        r1, r2 = (torch.tensor(r, dtype=torch.float32, device=q_idx.device)[:, None, None] for r in (self.r1, self.r2))
-        return -r1 * (q_idx - kv_idx).clamp_min(0).float() ** r2
 
 
 class KerpleLog(Method):

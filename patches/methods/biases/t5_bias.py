@@ -8,63 +8,19 @@ score without scaling. They belong to a model, so they have no defaults.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from patches.encoding.biases import BucketBias
 from patches.encoding.fields import LONGEST
 from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import Method
 from patches.encoding.recipe import Recipe
 
-if TYPE_CHECKING:
-    import torch
-
 Value = Annotated[float, Field(ge=-1e4, le=1e4, strict=True)]
 """Finite in float16 too. If all keys of a query were at minus infinity, it would attend to later ones."""
 Table = tuple[Annotated[tuple[Value, ...], Field(min_length=1, max_length=1024)], ...]
-
-
-def t5_buckets(distance: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
-    """Bucket int64 of every distance int64 >= 0, in float32 as released: at a bucket's edge rounding decides."""
-    import torch
-
-    exact = num_buckets // 2
-    ratio = torch.log(distance.clamp_min(1).float() / exact) / math.log(max_distance / exact)
-    far = exact + (ratio * (num_buckets - exact)).long()
-    return torch.where(distance < exact, distance, far.clamp_max(num_buckets - 1))
-
-
-@dataclass(frozen=True)
-class BucketBias:
-    """``table`` [num_buckets][heads], looked up by the distance's bucket."""
-
-    table: tuple[tuple[float, ...], ...]
-    max_distance: int
-
-    @property
-    def by_distance(self) -> bool:
-        return True
-
-    def __hash__(self) -> int:
-        """Of a part: hashing all numbers takes longer than computing biases from them."""
-        return hash((self.table[0], len(self.table), self.max_distance))
-
-    def of_heads(self, heads: slice) -> BucketBias:
-        return BucketBias(tuple(row[heads] for row in self.table), self.max_distance)
-
-    def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
-        buckets = t5_buckets((q_idx - kv_idx).clamp_min(0), len(self.table), self.max_distance)
-        return self._by_head.to(q_idx.device)[:, buckets]
-
-    @cached_property
-    def _by_head(self) -> torch.Tensor:
-        """float32 [heads, num_buckets]; a large table takes milliseconds to make, and every layer asks for it."""
-        import torch
-
-        return torch.tensor(self.table, dtype=torch.float32).T
 
 
 class T5Bias(Method):
@@ -105,6 +61,13 @@ class T5Bias(Method):
         if table is not None and len(table) != 2 * exact:
             raise ValueError(f"relative_attention_bias: needs a row per bucket, {2 * exact}, and has {len(table)}")
         return self
+
+    @classmethod
+    def example(cls, geometry: RopeGeometry, times: float) -> dict[str, Any]:
+        """A bias per bucket and head that falls with the distance, faster in later heads."""
+        heads = geometry.num_attention_heads
+        table = [[-(head + 1) / heads * math.log1p(bucket) for head in range(heads)] for bucket in range(32)]
+        return {"relative_attention_bias": table}
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         table, heads = self.table(geometry), geometry.num_attention_heads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -53,6 +54,14 @@ class Custom(FrequencyMethod):
     )
     attention_factor: AttentionFactor = Field(1.0, description="Multiplies cos and sin.")
     rope_theta: None = Field(None, description="Not taken: the list leaves nothing to a base.")
+
+    @classmethod
+    def example(cls, geometry: RopeGeometry, times: float) -> dict[str, Any]:
+        """The model's own frequencies; those that make no whole turn within the trained length divided."""
+        pairs = max(1, geometry.rotary_dim // 2)
+        own = [(geometry.rope_theta or 1e4) ** (-pair / pairs) for pair in range(pairs)]
+        slow = 2 * math.pi / geometry.original_max_position_embeddings
+        return {"inv_freq": [frequency / times if frequency < slow else frequency for frequency in own]}
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         pairs = geometry.rotary_dim // 2

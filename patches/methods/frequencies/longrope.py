@@ -96,6 +96,13 @@ class LongRope(TrainedLengthMethod):
             raise ValueError("attention_factor: short_mscale and long_mscale take its place; leave it out")
         return self
 
+    @classmethod
+    def example(cls, geometry: RopeGeometry, times: float) -> dict[str, Any]:
+        """Divisors that rise geometrically from 1."""
+        pairs = max(1, geometry.rotary_dim // 2)
+        rising = [float(times) ** (pair / max(1, pairs - 1)) for pair in range(pairs)]
+        return {"factor": float(times), "short_factor": [1.0] * pairs, "long_factor": rising}
+
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         pairs = geometry.rotary_dim // 2
         for name in ("short_factor", "long_factor"):

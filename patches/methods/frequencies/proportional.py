@@ -57,6 +57,11 @@ class Proportional(FrequencyMethod):
     )
     factor: Factor = Field(1.0, description="Division of the frequencies that stay.")
 
+    @classmethod
+    def example(cls, geometry: RopeGeometry, times: float) -> dict[str, Any]:
+        """Three quarters of the pairs, as the paper has it."""
+        return {"partial_rotary_factor": 0.75}
+
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         theta, pairs = self.theta(geometry), geometry.head_dim // 2
         rotating = self.rotating_pairs(geometry)

@@ -46,6 +46,11 @@ class Dpe(BasedMethod):
         "length where that is less.",
     )
 
+    @classmethod
+    def example(cls, geometry: RopeGeometry, times: float) -> dict[str, Any]:
+        """Group sizes of twice the extension, and four times for the slow half of the pairs."""
+        return {"group_factors": [2 * round(times), 4 * round(times)]}
+
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         window, factors = self.window(geometry), self.per_pair(geometry)
         near = Band(predicate=DistanceRange(0, window))

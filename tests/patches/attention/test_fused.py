@@ -15,10 +15,11 @@ from patches.attention import fused, reference
 from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import Attended, add, eager_with_lse, nothing, sdpa_with_lse
 from patches.batch.segments import Batch
+from patches.encoding.biases import LinearBias
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.encoding.rotary import upcast
 from patches.encoding.temperature import LogLengthTemperature
-from patches.methods.biases.alibi import LinearBias, alibi_slopes
+from patches.methods.biases.alibi import alibi_slopes
 from tests.methods import Fields, one_per_shape, rows
 from tests.patches.forward import relative
 

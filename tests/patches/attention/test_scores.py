@@ -46,6 +46,11 @@ def test_attention_equals_the_paper(row: Row) -> None:
         check(fields, geometry_of(HEAD_DIM, False))
 
 
+@pytest.mark.parametrize("method", ["alibi", "kerple_log"])
+def test_a_temperature_multiplies_products_and_no_bias(method: str) -> None:
+    check({"method": method, "attention_temperature": 1.7}, geometry_of(HEAD_DIM, False))
+
+
 @pytest.mark.parametrize(
     ("rotary_dim", "window", "interleaved"),
     [(16, None, True), (8, None, False), (8, None, True), (16, 12, False)],

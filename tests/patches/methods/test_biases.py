@@ -18,9 +18,9 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor as mpt_a
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from patches import InvalidEncoding, RopeGeometry, parse, resolve
+from patches.encoding.biases import t5_buckets
 from patches.encoding.temperature import ConstantTemperature
 from patches.methods.biases.sandwich import _Tables
-from patches.methods.biases.t5_bias import t5_buckets
 from tests import oracles
 from tests.methods import Fields, learned, request_id, rows
 

@@ -15,7 +15,7 @@ from service.docs.methods import PICTURES, TEMPERATURES, methods_page, temperatu
 from service.docs.pages import write_docs
 from service.figures.drawing.raster import svg
 from service.figures.encodings.methods import method_figure
-from service.figures.encodings.samples import HEADS, STANDING_IN, TRAINED, plain, sample, samples
+from service.figures.encodings.samples import HEADS, TRAINED, plain, sample, samples
 from tests.conftest import ROOT
 from tests.service.docs.drawings import assert_current
 
@@ -118,13 +118,11 @@ def test_what_is_drawn_differs_from_plain_rope() -> None:
     assert still == ["none", "learned", "sinusoidal"]  # the latter two add what the model itself adds
 
 
-def test_values_stand_in_only_where_there_is_no_default() -> None:
+def test_values_are_given_only_where_there_is_no_default() -> None:
     assert sample("self_extend").fields == {"method": "self_extend"}
     assert sample("llama3").fields == {"method": "llama3"}
     assert sample("yarn").fields == {"method": "yarn", "factor": 4.0}
-    assert sample("proportional").fields == {"method": "proportional", "partial_rotary_factor": 0.25}
-    used = {key for drawn in samples() for key in drawn.fields}
-    assert used == {"method", *STANDING_IN}
+    assert sample("proportional").fields == {"method": "proportional", "partial_rotary_factor": 0.75}
 
 
 def lines(name: str) -> list[list[float]]:

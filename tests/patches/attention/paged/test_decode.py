@@ -85,7 +85,7 @@ def test_one_step_serves_batches_of_other_lengths_slots_and_pages(layer: str, mo
         for state, pages in zip(states, written, strict=True):
             decode.write(state, pages)
         for row, sequence in enumerate(sequences):
-            at = sequence.page_of(sequence.q_start, 8), sequence.q_start % 8
+            at = sequence.pages[sequence.q_start // 8 - sequence.evicted_pages], sequence.q_start % 8
             assert torch.equal(written[0][at], states[0][row])
             assert torch.equal(written[1][at], states[1][row])
         plan = launch.planned(decode, tables, 4, 2, SMALL)

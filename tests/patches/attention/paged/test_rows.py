@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -130,13 +130,34 @@ def test_only_bands_with_another_key_map_turn_keys() -> None:
     assert turning == {"self_extend", "rerope", "leaky_rerope", "dpe", "lm_infinite"}
 
 
+@dataclass(frozen=True)
+class Toy:
+    """-distance^2 / 100, or the same beside a term by the query's position."""
+
+    by_distance: bool
+
+    def of_heads(self, heads: slice) -> Toy:
+        return self
+
+    def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        bias = -((q_idx - kv_idx).float() ** 2) / 100
+        return (bias if self.by_distance else bias / (1 + q_idx)).expand(HEADS, -1, -1)
+
+
+def test_any_bias_by_distance_has_a_row() -> None:
+    resolved = ResolvedRecipe(Recipe(None, score_bias=Toy(by_distance=True)), (), 1.0, 0.0, None)
+    row, pairs = compiled(resolved, LENGTH).bias, (torch.tensor([[900], [4999]]), torch.tensor([[0, 7, 899]]))
+    assert row is not None
+    assert torch.equal(row(*pairs), Toy(by_distance=True)(*pairs))
+
+
 def test_recipes_without_a_row_say_why() -> None:
     schedule = resolve(parse({"method": "default"}), GEOMETRY, LENGTH).recipe.schedule
     masked = Recipe(schedule, (Band(predicate=And(DistanceRange(0, 4), ChunkRange(8))),))
     with pytest.raises(DoesNotFit, match="mask"):
         compiled(ResolvedRecipe(masked, (1.0,), 1.0, 1e4, None), LENGTH)
-    with pytest.raises(DoesNotFit, match="bias"):
-        compiled(ResolvedRecipe(Recipe(None, score_bias=lambda q, k: q - k), (), 1.0, 0.0, None), LENGTH)
+    with pytest.raises(DoesNotFit, match="bias Toy: only biases by distance alone fit"):
+        compiled(ResolvedRecipe(Recipe(None, score_bias=Toy(by_distance=False)), (), 1.0, 0.0, None), LENGTH)
     with pytest.raises(DoesNotFit, match="temperature"):
         compiled(ResolvedRecipe(Recipe(None, attention_temperature=torch.sqrt), (), 1.0, 0.0, None), LENGTH)
 
