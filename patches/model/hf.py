@@ -30,6 +30,7 @@ from patches.model.fusion.replacement import fuse
 from patches.model.generation import generate
 from patches.model.measuring.forwards import (
     BIDIRECTIONAL,
+    OtherLogits,
     computes_its_own_encoding,
     evaluating,
     logits_of,
@@ -49,6 +50,7 @@ from patches.model.measuring.geometry import (
     text_config,
     unwindowed_layers,
 )
+from patches.model.measuring.half_precision import rounding_of
 from patches.model.measuring.measurement import Measurement, compared_tokens, measured
 from patches.model.measuring.rounding import allowed_rounding
 from patches.model.measuring.trial import TOKENS, Trial
@@ -144,40 +146,60 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         ValueError: when it is patched already, or shares its configuration with a patched one.
     """
     _refuse_wrapper(model)
-    name = f"{_PREFIX}{next(_names)}"
     with _once(model), ExitStack() as undo:
-        with evaluating(model):
-            with refusing("its own forward fails"):
-                plain = logits_of(model) if computes_its_own_encoding(model) else None
-                rounding = allowed_rounding(model, lambda: logits_of(model), relative_difference)
-                if plain is not None:
-                    refuse_bidirectional(model, plain, rounding)
-            measurement = _measured(model, name)
-            compared = compared_tokens(text_config(model), measurement)
-            if plain is not None and compared > TOKENS:
-                plain = logits_of(model, compared)
-            temperatures = _take_over_temperatures(model, undo)
-            try:
-                patch = Patched(model, name, measurement, temperatures)
-            except ValueError as error:
-                raise UnsupportedModel(f"its own encoding does not fit it: {error}") from error
-        for table in patch.rotary_tables.chosen[:1]:
-            refuse_other_frequencies(table, patch.slots[0])
-        _put(model, name, patch.rotary_tables, patch, undo)
-        if patch.embedding is not None:
-            _replace_forward(patch.embedding.module, patch.embed, undo)
-        if runs_triton(model.device):
-            fuse(model, undo, _replace_forward)
-        forward = wraps(model.forward)(partial(patch.run, model.forward))
-        forward.__signature__ = with_keyword(model.forward)  # type: ignore[attr-defined]
-        _replace_forward(model, forward, undo)
-        if hasattr(model, "generate"):
-            own: Any = model.generate
-            _replace(model, "generate", wraps(own)(partial(generate, model, own)), undo)
-        if plain is not None:
-            with evaluating(model), refusing("its forward fails with another attention"):
-                refuse_other_logits(logits_of(model, compared), plain, rounding)
+        try:
+            patch = _patched_until(undo, model)
+        except OtherLogits as error:
+            undo.close()
+            patch = _patched_until(undo, model, rounding_of(model, error, partial(_patched_until, model=model)))
         yield patch
+
+
+def _patched_until(undo: ExitStack, model: PreTrainedModel, rounding: float | None = None) -> Patched:
+    """The patch of ``model`` until ``undo`` closes. Without ``rounding``, the model allows that of its number format.
+
+    Raises:
+        UnsupportedModel: when the model cannot be carried.
+    """
+    name = f"{_PREFIX}{next(_names)}"
+    with evaluating(model):
+        with refusing("its own forward fails"):
+            plain = logits_of(model) if computes_its_own_encoding(model) else None
+            if rounding is None:
+                rounding = allowed_rounding(model, lambda: logits_of(model), relative_difference)
+            if plain is not None:
+                refuse_bidirectional(model, plain, rounding)
+        measurement = _measured(model, name)
+        compared = compared_tokens(text_config(model), measurement)
+        if plain is not None and compared > TOKENS:
+            plain = logits_of(model, compared)
+        temperatures = _take_over_temperatures(model, undo)
+        try:
+            patch = Patched(model, name, measurement, temperatures)
+        except ValueError as error:
+            raise UnsupportedModel(f"its own encoding does not fit it: {error}") from error
+    for table in patch.rotary_tables.chosen[:1]:
+        refuse_other_frequencies(table, patch.slots[0])
+    _put_all(model, patch, name, undo)
+    if plain is not None:
+        with evaluating(model), refusing("its forward fails with another attention"):
+            refuse_other_logits(logits_of(model, compared), plain, rounding)
+    return patch
+
+
+def _put_all(model: PreTrainedModel, patch: Patched, name: str, undo: ExitStack) -> None:
+    """Put every seam into the model, until ``undo`` closes."""
+    _put(model, name, patch.rotary_tables, patch, undo)
+    if patch.embedding is not None:
+        _replace_forward(patch.embedding.module, patch.embed, undo)
+    if runs_triton(model.device):
+        fuse(model, undo, _replace_forward)
+    forward = wraps(model.forward)(partial(patch.run, model.forward))
+    forward.__signature__ = with_keyword(model.forward)  # type: ignore[attr-defined]
+    _replace_forward(model, forward, undo)
+    if hasattr(model, "generate"):
+        own: Any = model.generate
+        _replace(model, "generate", wraps(own)(partial(generate, model, own)), undo)
 
 
 @contextmanager
