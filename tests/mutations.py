@@ -59,6 +59,7 @@ class Mutation:
 
 
 MULTIMODAL = "tests/patches/model/architectures/test_multimodal.py"
+NATIVE_POSITIONS = "tests/patches/model/architectures/test_native_positions.py"
 OWN_ATTENTION = "tests/patches/model/test_own_attention.py"
 UNSUPPORTED = "tests/service/openai/test_unsupported.py::test_cached_tokens_of_a_prompt"
 RESPONSE_TOOLS = "tests/service/openai/structure/test_response_tools.py"
@@ -421,6 +422,8 @@ CARRIED = [
     Mutation("parts keep the attention of a patch", "patches", "for config in _every_config(model):",
              "for config in [model.config, text_config(model)]:",
              (f"{MULTIMODAL}::test_parts_beside_the_text_keep_their_attention",)),
+    Mutation("SmolLM3 always rotates", "patches", "return any(config.no_rope_layers)", "return True",
+             (NATIVE_POSITIONS,)),
     Mutation("keys of zero are measured", "patches", "if not key.any():", "if False:",
              ("tests/patches/model/test_unsupported.py::test_keys_of_zero_are_refused",)),
     Mutation("chosen keys beside a plain mask are not noted", "patches", "if indices is not None or mask is None or",
