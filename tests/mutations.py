@@ -58,6 +58,9 @@ class Mutation:
         return path.read_text(encoding="utf-8").count(self.text)
 
 
+MULTIMODAL = "tests/patches/model/architectures/test_multimodal.py"
+NATIVE_POSITIONS = "tests/patches/model/architectures/test_native_positions.py"
+OWN_ATTENTION = "tests/patches/model/test_own_attention.py"
 UNSUPPORTED = "tests/service/openai/test_unsupported.py::test_cached_tokens_of_a_prompt"
 RESPONSE_TOOLS = "tests/service/openai/structure/test_response_tools.py"
 RESPONSE_LOGPROBS = "tests/service/openai/structure/test_response_logprobs.py"
@@ -419,6 +422,17 @@ CARRIED = [
              (f"{VERIFICATION}::test_the_check_reaches_past_the_window",)),
     Mutation("quantized layers may round by any amount", "patches", "min(ROUNDED * found, MOST_ROUNDED)", "1.0",
              (f"{VERIFICATION}::test_faults_are_caught_beside_rounding",)),
+    Mutation("rounding of any size without a comparison in float32", "patches", "            check(undo)\n",
+             "            pass\n", (f"{OWN_ATTENTION}::test_a_fault_beside_amplified_rounding_is_refused",)),
+    Mutation("a fault in half precision passes for rounding", "patches", "return ROUNDED * max(found)", "return 9.0",
+             (f"{OWN_ATTENTION}::test_a_fault_in_half_precision_alone_is_refused",)),
+    Mutation("parts keep the attention of a patch", "patches", "for config in _every_config(model):",
+             "for config in [model.config, text_config(model)]:",
+             (f"{MULTIMODAL}::test_parts_beside_the_text_keep_their_attention",)),
+    Mutation("SmolLM3 always rotates", "patches", "return any(config.no_rope_layers)", "return True",
+             (NATIVE_POSITIONS,)),
+    Mutation("keys of zero are measured", "patches", "if not key.any():", "if False:",
+             ("tests/patches/model/test_unsupported.py::test_keys_of_zero_are_refused",)),
     Mutation("chosen keys beside a plain mask are not noted", "patches", "if indices is not None or mask is None or",
              "if mask is None or", (CHOSEN_KEYS,)),
     Mutation("a second chunk continues in every model", "patches", "return bool(((logits - expected).abs().amax(-1) <=",

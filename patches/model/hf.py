@@ -23,13 +23,13 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
 from patches.attention.paged.batch import runs_triton
-from patches.encoding.recipe import AttentionTemperature
 from patches.model.architectures import MaskKind, Seams, architecture_of
 from patches.model.encodings import with_keyword
 from patches.model.fusion.replacement import fuse
 from patches.model.generation import generate
 from patches.model.measuring.forwards import (
     BIDIRECTIONAL,
+    OtherLogits,
     computes_its_own_encoding,
     evaluating,
     logits_of,
@@ -49,9 +49,11 @@ from patches.model.measuring.geometry import (
     text_config,
     unwindowed_layers,
 )
+from patches.model.measuring.half_precision import rounding_of
 from patches.model.measuring.measurement import Measurement, compared_tokens, measured
 from patches.model.measuring.rounding import allowed_rounding
 from patches.model.measuring.trial import TOKENS, Trial
+from patches.model.replacement import replace, replace_forward, take_over_temperatures
 from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat
 from patches.model.seams import Patched
 
@@ -144,40 +146,60 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         ValueError: when it is patched already, or shares its configuration with a patched one.
     """
     _refuse_wrapper(model)
-    name = f"{_PREFIX}{next(_names)}"
     with _once(model), ExitStack() as undo:
-        with evaluating(model):
-            with refusing("its own forward fails"):
-                plain = logits_of(model) if computes_its_own_encoding(model) else None
-                rounding = allowed_rounding(model, lambda: logits_of(model), relative_difference)
-                if plain is not None:
-                    refuse_bidirectional(model, plain, rounding)
-            measurement = _measured(model, name)
-            compared = compared_tokens(text_config(model), measurement)
-            if plain is not None and compared > TOKENS:
-                plain = logits_of(model, compared)
-            temperatures = _take_over_temperatures(model, undo)
-            try:
-                patch = Patched(model, name, measurement, temperatures)
-            except ValueError as error:
-                raise UnsupportedModel(f"its own encoding does not fit it: {error}") from error
-        for table in patch.rotary_tables.chosen[:1]:
-            refuse_other_frequencies(table, patch.slots[0])
-        _put(model, name, patch.rotary_tables, patch, undo)
-        if patch.embedding is not None:
-            _replace_forward(patch.embedding.module, patch.embed, undo)
-        if runs_triton(model.device):
-            fuse(model, undo, _replace_forward)
-        forward = wraps(model.forward)(partial(patch.run, model.forward))
-        forward.__signature__ = with_keyword(model.forward)  # type: ignore[attr-defined]
-        _replace_forward(model, forward, undo)
-        if hasattr(model, "generate"):
-            own: Any = model.generate
-            _replace(model, "generate", wraps(own)(partial(generate, model, own)), undo)
-        if plain is not None:
-            with evaluating(model), refusing("its forward fails with another attention"):
-                refuse_other_logits(logits_of(model, compared), plain, rounding)
+        try:
+            patch = _patched_until(undo, model)
+        except OtherLogits as error:
+            undo.close()
+            patch = _patched_until(undo, model, rounding_of(model, error, partial(_patched_until, model=model)))
         yield patch
+
+
+def _patched_until(undo: ExitStack, model: PreTrainedModel, rounding: float | None = None) -> Patched:
+    """The patch of ``model`` until ``undo`` closes. Without ``rounding``, the model allows that of its number format.
+
+    Raises:
+        UnsupportedModel: when the model cannot be carried.
+    """
+    name = f"{_PREFIX}{next(_names)}"
+    with evaluating(model):
+        with refusing("its own forward fails"):
+            plain = logits_of(model) if computes_its_own_encoding(model) else None
+            if rounding is None:
+                rounding = allowed_rounding(model, lambda: logits_of(model), relative_difference)
+            if plain is not None:
+                refuse_bidirectional(model, plain, rounding)
+        measurement = _measured(model, name)
+        compared = compared_tokens(text_config(model), measurement)
+        if plain is not None and compared > TOKENS:
+            plain = logits_of(model, compared)
+        temperatures = take_over_temperatures(model, undo)
+        try:
+            patch = Patched(model, name, measurement, temperatures)
+        except ValueError as error:
+            raise UnsupportedModel(f"its own encoding does not fit it: {error}") from error
+    for table in patch.rotary_tables.chosen[:1]:
+        refuse_other_frequencies(table, patch.slots[0])
+    _put_all(model, patch, name, undo)
+    if plain is not None:
+        with evaluating(model), refusing("its forward fails with another attention"):
+            refuse_other_logits(logits_of(model, compared), plain, rounding)
+    return patch
+
+
+def _put_all(model: PreTrainedModel, patch: Patched, name: str, undo: ExitStack) -> None:
+    """Put every seam into the model, until ``undo`` closes."""
+    _put(model, name, patch.rotary_tables, patch, undo)
+    if patch.embedding is not None:
+        replace_forward(patch.embedding.module, patch.embed, undo)
+    if runs_triton(model.device):
+        fuse(model, undo, replace_forward)
+    forward = wraps(model.forward)(partial(patch.run, model.forward))
+    forward.__signature__ = with_keyword(model.forward)  # type: ignore[attr-defined]
+    replace_forward(model, forward, undo)
+    if hasattr(model, "generate"):
+        own: Any = model.generate
+        replace(model, "generate", wraps(own)(partial(generate, model, own)), undo)
 
 
 @contextmanager
@@ -225,57 +247,34 @@ def _put(model: PreTrainedModel, attention_name: str, tables: RotaryTables, seam
         interface.register(attention_name, function)
         undo.callback(interface._global_mapping.pop, attention_name, None)
     for module in tables.modules:
-        _replace_forward(module, partial(seams.rotary, module=module), undo)
+        replace_forward(module, partial(seams.rotary, module=module), undo)
     if architecture is None or architecture.forward is None:
-        parts = _parts_that_attend(model)
-        undo.callback(model.set_attn_implementation, {name: part._attn_implementation for name, part in parts.items()})
-        model.set_attn_implementation(dict.fromkeys(parts, attention_name))
+        for config in _every_config(model):  # set_attn_implementation refuses what some parts had (VibeVoice's encoder)
+            undo.callback(setattr, config, "_attn_implementation_internal", config._attn_implementation)
+        model.set_attn_implementation(dict.fromkeys(_parts_that_attend(model), attention_name))
         return
     model.config._attn_implementation = attention_name
     undo.callback(setattr, model.config, "_attn_implementation", original)
     for module in model.modules():
         if type(module).__name__ in architecture.attention:
-            _replace_forward(module, partial(architecture.forward, seams, module), undo)
+            replace_forward(module, partial(architecture.forward, seams, module), undo)
 
 
-def _parts_that_attend(model: PreTrainedModel) -> dict[str, Any]:
-    """Configurations of the whole and of its language model, by transformers' names for them.
+def _parts_that_attend(model: PreTrainedModel) -> list[str]:
+    """The whole and its language model, by transformers' names for them.
 
     Without the whole where only the language model dispatches its attention by name.
     """
     config, text = model.config, text_config(model)
-    whole = {"": config} if dispatches(model) else {}
-    return whole | {name: text for name in config.sub_configs if getattr(config, name) is text}
+    return [
+        *([""] if dispatches(model) else ()),
+        *(name for name in config.sub_configs if getattr(config, name) is text),
+    ]
 
 
-def _take_over_temperatures(model: Any, undo: ExitStack) -> dict[int, AttentionTemperature]:
-    """Switch off the temperatures that layers compute by counting tokens; returns them by layer, as functions of
-    positions."""
-    architecture = architecture_of(model)
-    temperatures: dict[int, AttentionTemperature] = {}
-    if architecture is None:
-        return temperatures
-    for module in model.modules():
-        own = architecture.temperature(module)
-        if own is not None:
-            undo.callback(setattr, module, own.attribute, getattr(module, own.attribute))
-            setattr(module, own.attribute, own.value)
-            temperatures[module.layer_idx] = own.temperature
-    return temperatures
-
-
-def _replace_forward(module: torch.nn.Module, forward: Any, undo: ExitStack) -> None:
-    """Replace ``forward`` on the instance; a forward that a library put there comes back."""
-    _replace(module, "forward", forward, undo)
-
-
-def _replace(module: torch.nn.Module, name: str, method: Any, undo: ExitStack) -> None:
-    hooked = module.__dict__.get(name)
-
-    def restore() -> None:
-        module.__dict__.pop(name, None)
-        if hooked is not None:
-            setattr(module, name, hooked)
-
-    undo.callback(restore)
-    setattr(module, name, method)
+def _every_config(model: PreTrainedModel) -> list[Any]:
+    """Configurations of the whole and of all its parts, also of those that no text reaches."""
+    found = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+    for config in found:
+        found += [part for name in config.sub_configs if (part := getattr(config, name)) is not None]
+    return found

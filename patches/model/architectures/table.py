@@ -18,10 +18,14 @@ from patches.model.architectures.opt import OPT
 from patches.model.architectures.phimoe import PHIMOE
 from patches.model.architectures.recurrent_gemma import RECURRENT_GEMMA
 from patches.model.architectures.ropeway_demo import ROPEWAY_DEMO
+from patches.model.architectures.without_rotation import EXAONE, SLIDING, SMOLLM3
 from patches.model.architectures.xglm import XGLM
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "afmoe": SLIDING,
     "bloom": BLOOM,
+    "cohere2": SLIDING,
+    "exaone4": EXAONE,
     "falcon": FALCON,
     "gpt2": GPT2,
     "gpt_bigcode": GPT2,
@@ -33,6 +37,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phimoe": PHIMOE,
     "recurrent_gemma": RECURRENT_GEMMA,
     "ropeway_demo": ROPEWAY_DEMO,
+    "smollm3": SMOLLM3,
     "xglm": XGLM,
 }
 

@@ -156,13 +156,21 @@ def relative_difference(logits: torch.Tensor, plain: torch.Tensor) -> float:
     return float((logits - plain)[finite].abs().max() / plain[finite].abs().max())
 
 
-def refuse_other_logits(logits: torch.Tensor, plain: torch.Tensor, rounding: float) -> None:
-    """Raises:
-    UnsupportedModel: when the patched model computes something else than the plain one.
-    """
-    difference = relative_difference(logits, plain)
-    if not difference <= rounding:  # not NaN either
-        raise UnsupportedModel(
+class OtherLogits(UnsupportedModel):
+    """The patched logits of ``tokens`` differ from the plain ones by ``difference`` of the largest."""
+
+    def __init__(self, tokens: int, difference: float) -> None:
+        super().__init__(
             "its attention computes more than the queries, keys and values that it hands on. Under its own encoding, "
             f"the patched logits differ by {difference:.2g} of the largest"
         )
+        self.tokens, self.difference = tokens, difference
+
+
+def refuse_other_logits(logits: torch.Tensor, plain: torch.Tensor, rounding: float) -> None:
+    """Raises:
+    OtherLogits: when the patched model computes something else than the plain one.
+    """
+    difference = relative_difference(logits, plain)
+    if not difference <= rounding:  # not NaN either
+        raise OtherLogits(logits.shape[1], difference)

@@ -33,6 +33,10 @@ MOST_COMPARED = 144
 """Tokens of the check at the start at most. The window of gpt-oss has 128, and thousands would cost seconds."""
 
 CHANGES_LATER = "its layers change them after they rotate them"
+KEYS_ARE_ZERO = (
+    "all keys of its layer {layer} are zero, so that no measurement shows their rotation. Untrained "
+    "weights may be the reason: Zaya multiplies its keys by parameters that begin at zero"
+)
 CHOOSES_KEYS = "its layers choose among keys by states that no other encoding reaches"
 COMPRESSES_KEYS = "its layers attend to keys that cover several tokens, and rotate values too"
 
@@ -177,6 +181,8 @@ def _found(geometry: RopeGeometry, raw: Trial, turned: Trial, layer: int, inv_fr
         if isinstance(geometry.native, Method) and geometry.native.depends_on_length(geometry):
             raise UnsupportedModel(FOLLOWS_EACH_CALL)
         return replace(geometry, keeps_positions=COMPRESSES_KEYS, compresses_keys=True)
+    if not key.any():
+        raise UnsupportedModel(KEYS_ARE_ZERO.format(layer=layer))
     rotation = _rotation(query, turned_query, inv_freq)
     geometry = replace(geometry, chooses_by_rotation=bool(raw.indexed))
     if rotation is None or rotation != _rotation(key, turned_key, inv_freq) or not torch.equal(value, turned_value):
@@ -189,7 +195,10 @@ def _found(geometry: RopeGeometry, raw: Trial, turned: Trial, layer: int, inv_fr
 
 def _rotation(raw: torch.Tensor, turned: torch.Tensor, inv_freq: torch.Tensor) -> tuple[bool, bool, int] | None:
     """(interleaved, opposite sense, offset) that make ``turned`` out of ``raw`` [rows, heads, tokens, dim], if any."""
-    offset = int((raw != turned).flatten(0, 2).any(0).nonzero()[0])
+    changed = (raw != turned).flatten(0, 2).any(0).nonzero()
+    if not len(changed):
+        return None
+    offset = int(changed[0])
     tolerance = float(raw.abs().max()) * max(1e-4, 8 * torch.finfo(raw.dtype).eps)
     raw, turned = raw.float(), turned.float()
     position = torch.arange(raw.shape[2], device=raw.device)[:, None]

@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from patches import InvalidEncoding, UnsupportedModel, ignored_entries, patched
 from patches.encoding.masks import CAUSAL, LayerMask
 from patches.model.attention.attention_seam import AttentionSeam
+from patches.model.measuring.measurement import CHANGES_LATER
 from tests.field import configurations
 from tests.models import tiny_tokens
 from tests.patches.forward import logits_of, relative, slot_of
@@ -150,22 +151,6 @@ def test_an_unknown_pair_layout_keeps_positions(monkeypatch: pytest.MonkeyPatch)
             slot_of(patch, {"method": "self_extend"}, 40)
 
 
-def test_attention_with_a_term_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = native_model("default")
-    attention = type(model.model.layers[0].self_attn)
-    original = attention.forward
-
-    def forward(self: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        output, weights = original(self, hidden_states, *args, **kwargs)
-        return output * (2.0 if self.config._attn_implementation == "sdpa" else 1.0), weights
-
-    monkeypatch.setattr(attention, "forward", forward)
-    before = state_of(model)
-    with pytest.raises(UnsupportedModel, match="the patched logits differ by"), patched(model):
-        raise AssertionError("never entered")
-    assert same(before, state_of(model))
-
-
 def test_a_rotation_that_is_not_found_is_refused() -> None:
     """Without a rotary module a model would pass for one without positions."""
     model = native_model("default")
@@ -185,6 +170,24 @@ def test_layers_that_ignore_their_table_are_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "apply_rotary_pos_emb", lambda query, key, cos, sin: (query, key))
     with pytest.raises(UnsupportedModel, match="none of its 2 layers rotates"), patched(model):
         raise AssertionError("never entered")
+
+
+def test_keys_of_zero_are_refused() -> None:
+    """Zaya multiplies its keys by parameters that begin at zero."""
+    model = AutoModelForCausalLM.from_config(configurations.tiny_config("zaya"), dtype=torch.float32).eval()
+    with pytest.raises(UnsupportedModel, match="all keys of its layer 0 are zero, so that no measurement"):
+        patched(model).__enter__()
+
+
+def test_keys_that_do_not_rotate_keep_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = native_model("default")
+    module = sys.modules[type(model).__module__]
+    original = module.apply_rotary_pos_emb
+    monkeypatch.setattr(
+        module, "apply_rotary_pos_emb", lambda query, key, *table: (original(query, key, *table)[0], key)
+    )
+    with patched(model) as patch:
+        assert patch.geometry.keeps_positions == CHANGES_LATER
 
 
 def test_frequencies_that_the_configuration_does_not_say_are_refused() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -14,8 +15,9 @@ from patches import UnsupportedModel, patched
 from tests import architectures
 from tests.field.configurations import shrunk
 from tests.models import randomise, tiny_tokens
+from tests.patches.forward import logits_of
 from tests.patches.model.architectures.checks import SHORT_FORMS, by_kind, equals_reference, equals_transformers
-from tests.patches.model.test_patched import same, state_of
+from tests.patches.model.test_patched import logits_of_unpatched, same, state_of
 
 SECTIONS = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
 SPECIAL = {"image_token_id": 126, "video_token_id": 127, "vision_start_token_id": 125, "image_token_index": 126}
@@ -48,6 +50,19 @@ def test_text_is_carried(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = state_of(model)
     equals_reference(model, SHORT_FORMS, monkeypatch)
     assert same(before, state_of(model))
+
+
+def test_parts_beside_the_text_keep_their_attention() -> None:
+    """transformers gives the attention of the whole to VibeVoice's encoder, which has none that SDPA could replace."""
+    torch.manual_seed(0)
+    model = transformers.VibeVoiceForConditionalGeneration(shrunk(CONFIG_MAPPING["vibevoice"]())).float().eval()
+    randomise(model, 0)
+    parts = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
+    before, tokens = [part._attn_implementation for part in parts], tiny_tokens(1, 40)
+    expected = logits_of_unpatched(model, tokens)
+    with patched(model):
+        assert torch.equal(logits_of(model, tokens), expected)
+    assert [part._attn_implementation for part in parts] == before
 
 
 def test_the_page_names_the_types() -> None:

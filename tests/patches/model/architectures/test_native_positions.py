@@ -8,12 +8,30 @@ import pytest
 import torch
 
 from patches import UnsupportedModel, parse, patched
+from service.engine.verification import verify
 from tests.field import configurations
 from tests.models import TRAINED_LENGTH, tiny_model, tiny_tokens
 from tests.patches.forward import logits_of, relative, slot_of
 from tests.patches.model.architectures.checks import equals_transformers
 from tests.patches.model.architectures.test_other_families import REQUESTS, model_of, unpatched
 from tests.patches.model.test_patched import same, state_of
+
+# NoPE
+
+FULL = {"layer_types": ["full_attention"] * 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"), [("afmoe", FULL), ("cohere2", FULL), ("exaone4", FULL), ("smollm3", {"no_rope_layers": [0, 0]})]
+)
+def test_a_configuration_without_rotation_has_no_positions(kind: str, fields: dict[str, Any]) -> None:
+    model, tokens = configurations.tiny_model(kind, **fields), tiny_tokens(1, 40)
+    expected = unpatched(model, tokens)
+    with patched(model) as patch:
+        assert patch.geometry.family == "none"
+        assert torch.equal(logits_of(model, tokens), expected)
+        assert verify(patch).kind == "paged"
+
 
 # ALiBi
 
