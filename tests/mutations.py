@@ -87,6 +87,7 @@ DECODE = "tests/patches/model/test_decode.py"
 SLOTS = "tests/patches/model/test_slots.py"
 TIDYING = "tests/patches/model/recorded/test_tidying.py"
 RECORDING = "tests/patches/model/recorded/test_recording.py"
+INT4 = "tests/service/models/linear/test_int4.py"
 RECIPE = "tests/patches/encoding/test_recipe.py"
 TEMPERATURE = "tests/patches/encoding/test_temperature.py"
 PADDING = "tests/patches/model/library/test_padding.py"
@@ -663,6 +664,14 @@ CARRIED = [
              ("tests/service/models/linear/test_packing.py",)),
     Mutation("a packed weight's memory is freed", "service/models", "    memory.packed = packed\n", "    pass\n",
              ("tests/service/models/linear/test_packing.py",)),
+    Mutation("int4 multiplies a prompt row by row", "service/models",
+             "((FEW, by_codes), (UNBOUNDED, by_blocks))", "((UNBOUNDED, by_codes),)", (INT4,)),
+    Mutation("all numbers of an int4 weight exist at once", "service/models",
+             "most = min(outputs, max(LEAST, BLOCK // (4 * inputs)))", "most = outputs", (INT4,)),
+    Mutation("neighbours in an int4 weight are swapped", "service/models", "even | odd << 4", "odd | even << 4",
+             (INT4,)),
+    Mutation("an int4 layer in bfloat16 leaves torchao's kernel", "service/models",
+             "and layer.weight.dtype != torch.bfloat16", "", (INT4,)),
     Mutation("contents depend on the layout", "service/models", "    if isinstance(tensor, PackedWeight):\n",
              "    if False:\n", ("tests/service/models/linear/test_packing.py",)),
     Mutation("an adapter shares no packed weight", "service/models",

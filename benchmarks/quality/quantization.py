@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.models import llama, random_model
 from benchmarks.quality.method_table import BOOKS, MODELS, stretches
-from benchmarks.speed.patched_overhead import DECODED, decoder, prefill
+from benchmarks.speed.patched_overhead import decoder, prefill
 from benchmarks.timing import Report, finish, interleaved
 from service.evaluation.formatting import short_number
 from service.evaluation.perplexity.plan import plan_of
@@ -23,6 +23,7 @@ from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.unit import evaluate
 from service.models.checkpoint.quantization import Scheme, quantize
+from service.models.linear.layers import use_fastest
 from service.models.memory.weights import places
 from service.models.registry import ModelRegistry
 from service.settings import Settings
@@ -30,8 +31,9 @@ from service.settings import Settings
 FULL = "float32"
 SCHEMES: tuple[Scheme, ...] = ("int8", "int4")
 MULTIPLES = (1, 4, 8)
+SERVED = "float32, as served"
+"""By the products that the server chooses; the first row multiplies as torch does."""
 DOCUMENTS = 1
-"""int4 on a CPU takes milliseconds a token even on these models."""
 METHODS: list[dict[str, Any]] = [
     {"method": "default"},
     {"method": "yarn", "factor": 8},
@@ -42,7 +44,8 @@ METHODS: list[dict[str, Any]] = [
 OWN = [{"method": "default"}]
 """Methods of the model trained with ALiBi."""
 WIDE = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "num_key_value_heads": 2}
-PREFILL, ROUNDS = 64, 5
+PROMPTS, BATCHES, ROUNDS = (64, 512), (1, 4, 16), 15
+"""Tokens of a prompt; sequences that decode together, behind the shorter one."""
 
 
 def run(quick: bool = False) -> Report:
@@ -61,7 +64,9 @@ def run(quick: bool = False) -> Report:
             continue
         measured = {scheme: measure(name, scheme, multiples) for scheme in (FULL, *SCHEMES)}
         add(report, name, measured)
+    torch.set_num_threads(1)  # other processes disturb it least
     report.numbers["cost"] = cost(3 if quick else ROUNDS)
+    torch.set_num_threads(2)
     report.notes += [cost_line(entry) for entry in report.numbers["cost"]]
     return report
 
@@ -121,18 +126,14 @@ def layers_text(layers: Mapping[str, int]) -> str:
 
 def cost(rounds: int) -> list[dict[str, Any]]:
     """Bytes and seconds of the random Llama in every number format, as ratios to float32, from interleaved runs."""
-    models: dict[str, PreTrainedModel] = {}
-    for scheme in (FULL, *SCHEMES):
-        models[scheme] = random_model(llama(**WIDE, num_hidden_layers=4))
-        if scheme != FULL:
-            quantize(models[scheme], scheme, torch.device("cpu"))
-    tokens = torch.randint(3, 2048, (1, PREFILL), generator=torch.Generator().manual_seed(0))
-    prefills = {scheme: partial(prefill, model, tokens) for scheme, model in models.items()}
-    decodes = {scheme: decoder(model, tokens) for scheme, model in models.items()}
+    config = llama(**WIDE, num_hidden_layers=4, max_position_embeddings=2 * PROMPTS[-1])
+    models = {scheme: random_model(config) for scheme in (FULL, SERVED, *SCHEMES)}
+    for scheme in SCHEMES:
+        quantize(models[scheme], scheme, torch.device("cpu"))
+    for scheme in (SERVED, *SCHEMES):
+        use_fastest(models[scheme])
+    timed = {label: interleaved(runs, rounds) for label, runs in timed_runs(models).items()}
     parameters = sum(parameter.numel() for parameter in models[FULL].parameters())
-    runs: dict[str, dict[str, Callable[[], object]]] = {f"prefill of {PREFILL}": {**prefills}}
-    runs[f"decode of {DECODED}"] = {**decodes}
-    timed = {label: interleaved(each, rounds) for label, each in runs.items()}
     return [
         {
             "scheme": scheme,
@@ -144,7 +145,20 @@ def cost(rounds: int) -> list[dict[str, Any]]:
     ]
 
 
+def timed_runs(models: Mapping[str, PreTrainedModel]) -> dict[str, dict[str, Callable[[], object]]]:
+    """Runs of each model, by the name of the figure."""
+    tokens = torch.randint(3, 2048, (1, PROMPTS[-1]), generator=torch.Generator().manual_seed(0))
+    runs: dict[str, dict[str, Callable[[], object]]] = {}
+    for length in PROMPTS:
+        prompt = tokens[:, :length]
+        runs[f"prefill {length}"] = {name: partial(prefill, model, prompt) for name, model in models.items()}
+    for batch in BATCHES:
+        prompt = tokens[:, : PROMPTS[0]].expand(batch, -1)
+        runs[f"decode {batch}"] = {name: decoder(model, prompt) for name, model in models.items()}
+    return runs
+
+
 def cost_line(entry: Mapping[str, Any]) -> str:
     ratios = ", ".join(f"{name} {value:.2f}" for name, value in entry["seconds"].items())
     size = f"{entry['parameters'] / 1e6:.0f}M weights in {entry['scheme']}: {entry['bytes'] / 1e6:.0f} MB"
-    return f"random Llama of {size}, seconds over float32: {ratios}"
+    return f"random Llama of {size}. Time over float32: {ratios}"

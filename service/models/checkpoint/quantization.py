@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from service.models.linear.int4 import FEW, by_blocks, by_codes, in_int4
+from service.models.linear.layers import UNBOUNDED, ChosenLinear, replace
+
 if TYPE_CHECKING:
     from torchao.core.config import AOBaseConfig
 
@@ -23,7 +26,7 @@ GROUPS = (128, 64, 32)
 """Columns that share a scale in int4; each of them is one that the kernels of every device have."""
 
 ROWS = 16
-"""The number of rows is a multiple of this in the kernel for CPUs."""
+"""The number of rows is a multiple of this in torchao's kernel for CPUs."""
 
 
 class NotQuantized(ValueError):
@@ -59,13 +62,26 @@ def quantize(model: Any, scheme: Scheme, device: torch.device) -> Quantization:
     layers = _linear_layers(model)
     formats = {name: format_of(layer, scheme) for name, layer in layers.items()}
     _refuse_other_weights(model, formats)
-    configs = _configs(set(formats.values()), model.dtype, device)
+    own = {name: layer for name, layer in layers.items() if formats[name][0] == "int4" and _has_own(layer, device)}
+    configs = _configs({formats[name] for name in layers if name not in own}, model.dtype, device)
     from torchao.quantization import quantize_
 
     for name, layer in layers.items():
-        quantize_(layer, configs[formats[name]], filter_fn=lambda *_: True, device=device)
+        if name not in own:
+            quantize_(layer, configs[formats[name]], filter_fn=lambda *_: True, device=device)
     model.to(device)
+    replace(model, {layer: _with_own(layer, formats[name][1]) for name, layer in own.items()})
     return Quantization(scheme, dict(Counter(kind for kind, _ in formats.values())))
+
+
+def _has_own(layer: nn.Linear, device: torch.device) -> bool:
+    """True where int4 has our products: on a CPU, those of torchao are fast in bfloat16 alone."""
+    return device.type == "cpu" and layer.weight.dtype != torch.bfloat16
+
+
+def _with_own(layer: nn.Linear, group: int) -> ChosenLinear:
+    layer.weight = nn.Parameter(in_int4(layer.weight.detach(), group), requires_grad=False)
+    return ChosenLinear(layer, ((FEW, by_codes), (UNBOUNDED, by_blocks)))
 
 
 def _linear_layers(model: Any) -> dict[str, nn.Linear]:
@@ -101,6 +117,7 @@ def _refuse_other_weights(model: Any, formats: dict[str, Any]) -> None:
 def _configs(
     formats: set[tuple[Scheme, int]], dtype: torch.dtype, device: torch.device
 ) -> dict[tuple[Scheme, int], AOBaseConfig]:
+    """torchao's configurations of ``formats``, and always that of int8."""
     try:
         from torchao.quantization import Int8WeightOnlyConfig
     except ImportError as error:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
+from service.models.linear.fixed import FixedWeight
 from service.models.linear.products import has_onednn, in_sizes
 
 ROWS = 16
@@ -27,14 +27,12 @@ PROBED = 4096
 INTEGERS = {2: torch.int16, 4: torch.int32}
 """Integers by the size of a number in bytes, to compare bits."""
 
-FIXED = "a packed weight is fixed: the layer needs another one"
 
-
-class PackedWeight(torch.Tensor):
+class PackedWeight(FixedWeight):
     """A weight [out_features, in_features] of a linear layer whose memory is ``packed``, oneDNN's tensor.
 
     ``blocks`` [groups, in_features / pair, width, pair] is a view of that memory. Two inputs of a half precision make a
-    pair. Operations of torch get a plain copy, made for each. None may write into it.
+    pair.
     """
 
     packed: torch.Tensor
@@ -47,39 +45,17 @@ class PackedWeight(torch.Tensor):
         return made
 
     def plain(self) -> torch.Tensor:
-        """A copy by rows."""
         return _by_rows(self.blocks, len(self))
+
+    def again(self) -> PackedWeight:
+        return PackedWeight(self.shape, self.packed, self.blocks)
 
     def span(self) -> tuple[int, int]:
         """(address, bytes) of the memory."""
         return self.blocks.data_ptr(), self.blocks.nbytes
 
-    @property
-    def data(self) -> PackedWeight:
-        return self.detach()  # type: ignore[return-value]
-
-    @data.setter
-    def data(self, other: torch.Tensor) -> None:
-        raise TypeError(FIXED)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeight:
-        return self  # its numbers are fixed
-
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["blocks"], None
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.ops.aten.detach.default:
-            return cls(args[0].shape, args[0].packed, args[0].blocks)
-        if func._schema.is_mutable:
-            raise TypeError(f"{FIXED} ({func})")
-        plain = tree_map_only(cls, cls.plain, (args, kwargs or {}))
-        return func(*plain[0], **plain[1])
 
 
 def pack(weight: torch.Tensor) -> PackedWeight | None:

@@ -15,6 +15,7 @@ from patches import Patched, parse, patched
 from service.engine.choice import PAGED
 from service.engine.request import EngineRequest
 from service.engine.verification import verify
+from service.models.checkpoint.quantization import quantize
 from service.models.linear.layers import UNBOUNDED, ChosenLinear, replace
 from service.models.linear.packing import by_packed, by_sums, pack
 from service.models.linear.products import Product, by_columns, by_groups, by_onednn, has_onednn, products_by
@@ -70,7 +71,12 @@ def pack_all(model: nn.Module) -> None:
     replace(model, packed)
 
 
-@pytest.mark.parametrize("change", [*PRODUCTS.values(), pack_all], ids=[*PRODUCTS, "packed"])
+def in_int4(model: nn.Module) -> None:
+    pytest.importorskip("torchao")
+    quantize(model, "int4", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("change", [*PRODUCTS.values(), pack_all, in_int4], ids=[*PRODUCTS, "packed", "int4"])
 @pytest.mark.parametrize("requests", [1, 3])
 def test_tokens_of_other_products(change: Callable[[nn.Module], None], requests: int) -> None:
     model = tiny_model("llama", hidden_size=256, intermediate_size=256)[1]
