@@ -16,8 +16,8 @@ from service.models.linear.products import has_onednn, in_sizes
 
 FEW = 8
 """Rows up to which sums of codes take less time than a product by numbers."""
-BLOCK = 1 << 20
-"""Bytes of a block's numbers in float32, at most: they stay in a core's cache. ``LEAST`` outputs may take more."""
+BLOCK = 1 << 22
+"""Bytes of a block's numbers in float32, at most: the processor's cache has room. ``LEAST`` outputs may take more."""
 LEAST = 128
 MIDDLE = 8
 """The code of a group's zero point."""

@@ -21,7 +21,7 @@ torchao = pytest.importorskip("torchao.prototype.quantization.int4")
 
 DTYPES = [torch.float32, torch.float16]
 ROUNDING = {torch.float32: 2e-6, torch.float16: 2e-3}
-SHAPES = [(704, 512, 128), (192, 192, 64), (16, 32, 32)]
+SHAPES = [(2304, 512, 128), (192, 192, 64), (16, 32, 32)]
 """Outputs, inputs and columns of a group, in two blocks, one and one."""
 
 
@@ -74,7 +74,7 @@ def test_products_are_those_of_its_numbers(
 
 @torch.no_grad()
 def test_few_rows_have_the_same_bits_in_any_company() -> None:
-    linear = layer(704, 512, 128)
+    linear = layer(2304, 512, 128)
     x = torch.randn(FEW, 512)
     together = by_codes(linear, x)
     assert all(torch.equal(by_codes(linear, x[None, row : row + 1])[0], together[row : row + 1]) for row in range(FEW))
@@ -82,7 +82,7 @@ def test_few_rows_have_the_same_bits_in_any_company() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [1, FEW + 1])
-@pytest.mark.parametrize(("outputs", "inputs", "block"), [(1024, 512, BLOCK), (256, 4096, 4 * LEAST * 4096)])
+@pytest.mark.parametrize(("outputs", "inputs", "block"), [(4096, 512, BLOCK), (256, 16384, 4 * LEAST * 16384)])
 def test_a_call_has_the_numbers_of_a_block_at_a_time(outputs: int, inputs: int, block: int, rows: int) -> None:
     linear = ChosenLinear(layer(outputs, inputs, 128), ((FEW, by_codes), (UNBOUNDED, by_blocks)))
     with Sizes() as sizes:
