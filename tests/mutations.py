@@ -561,7 +561,7 @@ CARRIED = [
              "_left_out(own[dropped],", (DROPPED,)),
     Mutation("a table without an end", "service", "if geometry.table_rows is None:\n        return model.max_length",
              "if True:\n        return model.max_length", ("tests/service/api/test_echo.py",)),
-    Mutation("turns of one role apart", "service", """messages[-1]["role"] == message["role"] != "tool":""", "False:",
+    Mutation("turns of one role apart", "service", """runs[-1][0]["role"] == message["role"] != "tool":""", "False:",
              (MESSAGES,)),
     Mutation("a prefilled text that ends", "service", "(is_text and not self.add_generation_prompt)", "False",
              (MESSAGES,)),

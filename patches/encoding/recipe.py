@@ -219,8 +219,8 @@ class Recipe:
             )
 
     def _refuse_positions_past_the_table(self, geometry: RopeGeometry, length: int) -> None:
-        rows, reached = geometry.table_rows, self._rows_read(length)
-        if rows is not None and reached > rows:
+        rows = geometry.table_rows
+        if rows is not None and (reached := self._rows_read(length)) > rows:
             raise ValueError(
                 f"this model's table has {rows} positions. Under this encoding, the {length} reserved tokens "
                 f"(prompt and new ones) would read {reached} of them"

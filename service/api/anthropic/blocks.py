@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from patches import problem
-from service.api.openai.body import StoredBody
+from service.api.openai.body import NOT_USED, StoredBody
 from service.api.openai.messages import MOST_MESSAGES
 from service.inputs import one_or_several
 
 NOT_TEXT = ("document", "image", "search_result")
-NOT_USED = "Accepted and not used."
 Id = Annotated[str, Field(max_length=256)]
 
 
@@ -134,13 +134,7 @@ class Turn(StoredBody):
         """Messages for chat templates: one for each result of a tool, and for all that is between them."""
         if isinstance(self.content, str) or not self.content:
             return [{"role": self.role, "content": self.content or ""}]
-        found: list[dict[str, Any]] = []
-        for message in map(self._of_block, self.content):
-            if found and found[-1]["role"] == message["role"] != "tool":
-                _join(found[-1], message)
-            else:
-                found.append(message)
-        return found
+        return [_joined(run) for run in _runs(map(self._of_block, self.content))]
 
     def _of_block(self, block: Block) -> dict[str, Any]:
         match block:
@@ -170,24 +164,33 @@ def conversation_of(turns: Sequence[Turn]) -> tuple[list[dict[str, Any]], list[i
     of users are lines, and a text of the assistant goes on in the next turn. A last turn in which it says nothing is
     left out.
     """
-    messages: list[dict[str, Any]] = []
-    places: list[int] = []
-    for place, turn in enumerate(turns):
-        for message in turn.for_template():
-            if messages and messages[-1]["role"] == message["role"] != "tool":
-                _join(messages[-1], message, "" if message["role"] == "assistant" else "\n")
-            else:
-                messages.append(message)
-                places.append(place)
+    placed = [(message, place) for place, turn in enumerate(turns) for message in turn.for_template()]
+    runs = _runs(message for message, _ in placed)
+    messages = [_joined(run, "" if run[0]["role"] == "assistant" else "\n") for run in runs]
+    begins = accumulate((len(run) for run in runs), initial=0)
+    places = [placed[at][1] for at, _ in zip(begins, runs, strict=False)]
     if messages[-1] == {"role": "assistant", "content": ""}:
         return messages[:-1], places[:-1]
     return messages, places
 
 
-def _join(last: dict[str, Any], message: dict[str, Any], between: str = "") -> None:
-    """Put ``message`` behind the end of ``last``."""
+def _runs(messages: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Messages of one role in a row. A result of a tool is alone."""
+    runs: list[list[dict[str, Any]]] = []
+    for message in messages:
+        if runs and runs[-1][0]["role"] == message["role"] != "tool":
+            runs[-1].append(message)
+        else:
+            runs.append([message])
+    return runs
+
+
+def _joined(run: Sequence[dict[str, Any]], between: str = "") -> dict[str, Any]:
+    """One message of a run."""
+    whole = dict(run[0])
     for name in ("content", "reasoning_content"):
-        if text := between.join(filter(None, (last.get(name), message.get(name)))):
-            last[name] = text
-    if "tool_calls" in message:
-        last["tool_calls"] = [*last.get("tool_calls", []), *message["tool_calls"]]
+        if text := between.join(filter(None, (message.get(name) for message in run))):
+            whole[name] = text
+    if calls := [call for message in run for call in message.get("tool_calls", ())]:
+        whole["tool_calls"] = calls
+    return whole

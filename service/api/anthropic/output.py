@@ -72,8 +72,7 @@ class Blocks:
 
 def _whole(value: Any) -> Any:
     """``value`` of JSON without half characters, which are no text. Its parts below ``DEEPEST`` are text."""
-    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
-    return json.loads(text) if text.count("{") + text.count("[") <= DEEPEST else _shallow(json.loads(text))
+    return _shallow(json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")))
 
 
 def _shallow(value: Any, depth: int = 1) -> Any:

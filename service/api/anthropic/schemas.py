@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,9 +10,9 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from typing_extensions import override
 
 from patches import problem
-from service.api.anthropic.blocks import NOT_USED, CacheControl, Texts, Turns, conversation_of, text_of
+from service.api.anthropic.blocks import CacheControl, Texts, Turns, conversation_of, text_of
 from service.api.generation.structure import Schema, Structure
-from service.api.openai.body import Body
+from service.api.openai.body import NOT_USED, Body
 from service.api.openai.schemas import SHORT, ConversationBody, ModelName, TurnsBody, example
 from service.api.openai.templating import Effort
 from service.api.openai.tools.offer import Offer
@@ -145,11 +145,11 @@ class MessagesBody(TurnsBody):
         messages, places = conversation_of(self.messages)
         return [*leads, *messages], [*("system" for _ in leads), *(f"messages.{place}" for place in places)]
 
-    @property
     @override
-    def is_open(self) -> bool:
-        last = self.conversation()[0][-1:]
-        is_text = any(each["role"] == "assistant" and each["content"] and not each.get("tool_calls") for each in last)
+    def is_open(self, messages: Sequence[dict[str, Any]]) -> bool:
+        is_text = any(
+            each["role"] == "assistant" and each["content"] and not each.get("tool_calls") for each in messages[-1:]
+        )
         return self.continue_final_message or (is_text and not self.add_generation_prompt)
 
     @property

@@ -11,6 +11,9 @@ from typing_extensions import override
 from patches import KnownFields
 from service.api.openai.unsupported import NOT_SUPPORTED, not_supported
 
+NOT_USED = "Accepted and not used."
+"""The description of a hint."""
+
 
 class Body(KnownFields):
     """A field that is null, or asks for nothing that this server has, is a field that is absent."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from service.api.generation.structure import Schema, Structure
-from service.api.openai.body import Body
+from service.api.openai.body import NOT_USED, Body
 from service.api.openai.unsupported import only
 
 STRICT = "Objects have no further keys, unless the schema says `additionalProperties`."
@@ -30,8 +30,8 @@ class ObjectFormat(Body):
 class NamedSchema(Body):
     """A JSON schema under a name; without one, any object."""
 
-    name: Annotated[str, Field(max_length=64)] = Field(description="Accepted and not used.")
-    description: str | None = Field(None, description="Accepted and not used.")
+    name: Annotated[str, Field(max_length=64)] = Field(description=NOT_USED)
+    description: str | None = Field(None, description=NOT_USED)
     json_schema: Schema | None = Field(None, alias="schema", description="Without one, answers are any JSON object.")
     strict: bool | None = Field(None, description=STRICT)
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 from patches import examples, to_shorthand
 from service.api.generation.drawing import Drawing, Seed, Stopped
 from service.api.generation.structure import Structure
-from service.api.openai.body import Body
+from service.api.openai.body import NOT_USED, Body
 from service.api.openai.formats import ResponseFormat
 from service.api.openai.messages import Messages
 from service.api.openai.templating import Effort, Templating
@@ -29,7 +29,6 @@ from service.policy.auto import Encoding
 
 ModelName = Annotated[str, Field(max_length=1024)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
-NOT_USED = "Accepted and not used."
 
 
 class OpenAIDrawing(Body, Drawing):

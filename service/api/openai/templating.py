@@ -64,10 +64,11 @@ class Templating(Body):
         tokenizer = served.tokenizer
         self._check_template(served, tools)
         try:
-            render = self._rendering(tokenizer, tools, self.variables(tokenizer))
+            is_open = self.is_open(messages)
+            render = self._rendering(tokenizer, tools, self.variables(tokenizer), begins=not is_open)
             takes_developer = reads_developer(tokenizer, tools)
             own = messages if takes_developer else [_as_system(message) for message in messages]
-            text, dropped = rendered(own, render, is_open=self.is_open)
+            text, dropped = rendered(own, render, is_open=is_open)
         except ApiError:
             raise
         except Exception as error:  # a template is a program, and its inputs are the client's
@@ -76,9 +77,8 @@ class Templating(Body):
             raise _left_out(messages[dropped], fields[dropped] if fields else f"{param}.{dropped}")
         return text
 
-    @property
-    def is_open(self) -> bool:
-        """True if the answer continues the text of the last message."""
+    def is_open(self, messages: Sequence[dict[str, Any]]) -> bool:
+        """True if the answer continues the text of the last one of ``messages``."""
         return self.continue_final_message
 
     @property
@@ -109,9 +109,11 @@ class Templating(Body):
         message = f"{given}: the model's chat template refuses them: {error or type(error).__name__}"
         return bad_request(message, param)
 
-    def _rendering(self, tokenizer: Any, tools: Sequence[dict[str, Any]], variables: dict[str, Any]) -> Render:
-        """From messages to their text, in which the last one may be open."""
-        begins = not self.is_open if self.add_generation_prompt is None else self.add_generation_prompt
+    def _rendering(
+        self, tokenizer: Any, tools: Sequence[dict[str, Any]], variables: dict[str, Any], *, begins: bool
+    ) -> Render:
+        """From messages to their text, in which the last one may be open. An answer ``begins`` by default."""
+        begins = begins if self.add_generation_prompt is None else self.add_generation_prompt
 
         def render(messages: list[dict[str, Any]], *, is_open: bool = False) -> str:
             return str(

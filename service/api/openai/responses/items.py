@@ -10,12 +10,11 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, mode
 
 from patches import problem
 from service.api.openai.answers import ChatToken
-from service.api.openai.body import Body, StoredBody
+from service.api.openai.body import NOT_USED, Body, StoredBody
 from service.api.openai.messages import MOST_MESSAGES
 from service.api.openai.tools.schemas import MOST_ARGUMENTS, read_arguments
 from service.inputs import one_or_several
 
-NOT_USED = "Accepted and not used."
 STORES_NOTHING = (
     "this server stores no items, so none can be referred to. Send the item itself; clients do that with store: false"
 )

@@ -9,10 +9,9 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from patches import problem
 from service.api.generation.structure import Schema
-from service.api.openai.body import Body
+from service.api.openai.body import NOT_USED, Body
 
 MOST_TOOLS = 128
-HINT = "Accepted and not used."
 
 MOST_ARGUMENTS = 1 << 20
 """Characters of the arguments of one call."""
@@ -143,7 +142,7 @@ class Call(Body):
     id: Annotated[str, Field(max_length=256)]
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = Field(None, description=HINT)
+    index: int | None = Field(None, description=NOT_USED)
 
     def for_template(self) -> dict[str, Any]:
         """The call for chat templates, which write the arguments as JSON themselves."""
