@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import structlog
 import torch
-from structlog.testing import capture_logs
+from structlog.testing import CapturingLogger
 
 from patches import parse, patched
 from service.engine.engine import Engine
@@ -64,24 +63,25 @@ def _passed(monkeypatch: pytest.MonkeyPatch) -> Passed:
     monkeypatch.setattr(cpus, "_cores", lambda: [0, 1, 2, 3])
     monkeypatch.setattr(cpus.Neighbours, "_seconds", lambda _: (clock["every"], clock["own"]))
     monkeypatch.setattr(cpus.Neighbours, "warned", None)
-    monkeypatch.setattr(cpus, "log", structlog.get_logger())  # one that has logged before is not captured
     return passed
 
 
 @pytest.mark.parametrize(
     ("threads", "others", "warns"), [(4, 1.0, True), (4, 0.4, False), (3, 1.0, False), (1, 4.0, False)]
 )
-def test_other_processes_on_the_cores_are_named(threads: int, others: float, warns: bool, passed: Passed) -> None:
+def test_other_processes_on_the_cores_are_named(
+    threads: int, others: float, warns: bool, passed: Passed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In many short requests, between which others do as they like."""
-    neighbours = cpus.Neighbours(threads)
-    with capture_logs() as lines:
-        for _ in range(12):
-            passed(60.0, 240.0, 0.0)
-            neighbours.begin()
-            passed(0.5, (threads + others) * 0.5, threads * 0.5)
-            neighbours.look()
-    assert [line["event"] for line in lines] == ["cores_are_shared"] * warns
-    assert all(line["busy_with_others"] == others for line in lines)
+    neighbours, log = cpus.Neighbours(threads), CapturingLogger()
+    monkeypatch.setattr(cpus, "log", log)
+    for _ in range(12):
+        passed(60.0, 240.0, 0.0)
+        neighbours.begin()
+        passed(0.5, (threads + others) * 0.5, threads * 0.5)
+        neighbours.look()
+    assert [call.args for call in log.calls] == [("cores_are_shared",)] * warns
+    assert all(call.kwargs["busy_with_others"] == others for call in log.calls)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes have all cores on this system")
