@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from patches.batch.slots import MAX_POSITION, SlotsExhausted, SlotTable, decode, encode
     from patches.batch.upload import uploaded
     from patches.encoding.distances import effective_distance
+    from patches.encoding.masks import LayerMask
     from patches.model.attention.in_place import LayersInPlace
     from patches.model.hf import patched
     from patches.model.measuring.geometry import UnsupportedModel, geometry_of, ignored_entries
@@ -76,6 +77,7 @@ __all__ = [
     "EchoMismatch",
     "InvalidEncoding",
     "KnownFields",
+    "LayerMask",
     "LayersInPlace",
     "Method",
     "NoRopeParameters",
@@ -146,6 +148,7 @@ _NEEDS_TORCH = {
     "patches.attention.paged.decode": {"DecodeStep", "DecodeSteps"},
     "patches.attention.paged.step": {"PagedSequence"},
     "patches.encoding.distances": {"effective_distance"},
+    "patches.encoding.masks": {"LayerMask"},
     "patches.batch.segments": {"Batch", "packed_batch"},
     "patches.model.measuring.geometry": {"UnsupportedModel", "geometry_of", "ignored_entries"},
     "patches.model.hf": {"patched"},

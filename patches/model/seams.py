@@ -21,6 +21,7 @@ from patches.attention.paged.batch import PagedBatch
 from patches.attention.paged.rows import Variant
 from patches.batch.segments import Batch
 from patches.batch.slots import decode, positions_of
+from patches.encoding.masks import UNBOUNDED, LayerMask
 from patches.encoding.recipe import AttentionTemperature, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
 from patches.model.architectures import MaskKind, architecture_of
@@ -88,6 +89,13 @@ class Patched(Encodings):
     def smallest_window(self) -> int | None:
         """Tokens of the smallest window or chunk in which a layer of the model attends; None without any."""
         return min([*self.windowed.values(), *self.attention_seam.chunks.values()], default=None)
+
+    @property
+    def local_masks(self) -> dict[int, LayerMask]:
+        """The masks of the layers that attend to a window or a chunk only, by index."""
+        layers = sorted({*self.windowed, *self.attention_seam.chunks})
+        masks = {layer: self.attention_seam.layer_mask(layer) for layer in layers}
+        return {layer: mask for layer, mask in masks.items() if mask.most_keys < UNBOUNDED}
 
     @property
     def rotates_within(self) -> int | None:

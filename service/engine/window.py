@@ -1,8 +1,12 @@
-"""Pages of a generation whose encoding reaches the first and the last tokens only."""
+"""Pages of a generation whose encoding, or some of whose layers, do not reach all tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from patches import LayerMask
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,34 @@ class SinkWindow:
         return min(length, (self.sink_pages + tail_pages) * self.page_size)
 
 
+@dataclass(frozen=True)
+class LocalWindow:
+    """The tokens that layers with these ``masks`` reach: windows or chunks of at most ``size`` tokens.
+
+    Pages of ``page_size`` tokens are evicted when a new one begins: a step inside a page has those of the one before.
+    """
+
+    masks: tuple[LayerMask, ...]
+    size: int
+    page_size: int
+    sink_pages = 0
+
+    def evicted_pages(self, position: int) -> int:
+        """First pages that no query from the page of ``position`` on reaches."""
+        begins = position - position % self.page_size
+        return min(mask.key_range(begins, begins)[0] for mask in self.masks) // self.page_size
+
+    def tokens_read(self, position: int) -> int:
+        """Tokens before ``position`` in the pages that a step beginning there has."""
+        return position - self.evicted_pages(position) * self.page_size
+
+    def max_cached_len(self, length: int, new_tokens: int) -> int:
+        """As ``SinkWindow.max_cached_len``, in whole pages where the window is shorter."""
+        before = -(-(self.size - 1) // self.page_size)
+        pages = before + 1 + (self.page_size + new_tokens - 2) // self.page_size
+        return min(length, pages * self.page_size)
+
+
 def max_cached_len(
     sink_window: tuple[int, int] | None, length: int, page_size: int, new_tokens: int, sliding: int | None
 ) -> int:
@@ -51,3 +83,40 @@ def max_cached_len(
         return length
     cached = SinkWindow(*sink_window, page_size).max_cached_len(length, new_tokens)
     return max(cached, min(length, sliding or 0))
+
+
+@dataclass(frozen=True)
+class Sectors:
+    """Units of memory for ``whole`` layers that attend to everything and ``local`` ones that reach a ``window``.
+
+    A sector has one block of the larger group, or some of the other. A block has a page in each layer of its group.
+    """
+
+    whole: int
+    local: int
+    window: LocalWindow
+
+    @property
+    def width(self) -> int:
+        """Pages of a sector, of one layer each."""
+        return max(self.whole, self.local)
+
+    def count(self, tokens: int) -> int:
+        """Sectors in the memory that ``tokens`` take in all layers."""
+        return tokens * (self.whole + self.local) // (self.width * self.window.page_size)
+
+    def max_cached_len(self, sink_window: tuple[int, int] | None, length: int, new_tokens: int) -> int:
+        """As ``max_cached_len``: tokens that take as much memory in all layers as the sectors of a generation."""
+        page_size, gaps = self.window.page_size, 0 if sink_window is None else 2
+        cached = max_cached_len(sink_window, length, page_size, new_tokens, None)
+        sectors = self._needed(self.local, self.window.max_cached_len(length, new_tokens), gaps=1)
+        sectors += self._needed(self.whole, cached, gaps=gaps)
+        return -(-sectors * self.width * page_size // (self.whole + self.local))
+
+    def _needed(self, layers: int, tokens: int, *, gaps: int) -> int:
+        """Most sectors for ``tokens`` in so many layers.
+
+        A page beside one of ``gaps``, or of a prefix that others share, may be alone in its sector.
+        """
+        blocks = self.width // layers if layers else 0
+        return -(-tokens // (self.window.page_size * blocks)) + (gaps + 1 if blocks > 1 else 0) if blocks else 0

@@ -14,7 +14,7 @@ import torch
 from patches.attention.layer import Layer
 from patches.attention.paged import eager
 from patches.attention.paged.compilation import compiled
-from patches.attention.paged.decode import DecodeStep
+from patches.attention.paged.decode import DecodeStep, DecodeTable
 from patches.attention.paged.rows import Row, Variant
 from patches.attention.paged.step import PagedSequence, Step, step_of
 from patches.attention.paged.tables import Pairs, RowTables, power_of_two
@@ -23,6 +23,9 @@ from patches.batch.segments import Batch
 from patches.encoding.recipe import ResolvedRecipe
 
 PagedBackend = Literal["triton", "eager"]
+
+Pages = tuple[torch.Tensor, torch.Tensor]
+"""Those of the keys and those of the values of a layer, each [pages, size, kv_heads, dim]."""
 
 Role = tuple[str, bool]
 """Layers in which encodings mean the same: the role of their rotation, and whether they have their own whole mask."""
@@ -92,67 +95,85 @@ class ModelRows:
 
 @dataclass
 class PagedBatch(Batch):
-    """``step`` has the sequences; there are no segments. Keys and queries are written under the base of their row."""
+    """``steps`` have the sequences; there are no segments. Keys and queries are written under the base of their row.
 
-    step: Step | DecodeStep = field(kw_only=True)
+    Each of ``steps`` is the same one on other block tables, by the number of a group of layers.
+    """
+
+    steps: Sequence[Step | DecodeTable] = field(kw_only=True)
     backend: PagedBackend = field(kw_only=True)
 
     @property
+    def longest(self) -> Mapping[int, int]:
+        """Tokens of the longest sequence of every slot."""
+        return self.steps[0].longest
+
+    @property
+    def sequences(self) -> list[Sequence[PagedSequence]]:
+        """The sequences, with their pages in each group of layers."""
+        assert all(isinstance(step, Step) for step in self.steps), "a step of a graph has numbers only"
+        return [step.sequences for step in self.steps if isinstance(step, Step)]
+
+    @property
     def slots(self) -> Collection[int]:
-        return self.step.longest.keys()
+        return self.longest.keys()
 
     @property
     def is_static(self) -> bool:
-        return isinstance(self.step, DecodeStep)
+        return isinstance(self.steps[0], DecodeTable)
 
-    def write(self, key: torch.Tensor, value: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor) -> None:
-        """Put the new states [tokens, kv_heads, dim] into pages [pages, size, kv_heads, dim]."""
+    def write(self, key: torch.Tensor, value: torch.Tensor, pages: Pages, group: int = 0) -> None:
+        """Put the new states [tokens, kv_heads, dim] into pages [pages, size, kv_heads, dim] of a group of layers."""
+        step, (key_pages, value_pages) = self.steps[group], pages
         if self.backend == "triton" and key.dtype == key_pages.dtype and key.stride(2) == value.stride(2) == 1:
-            launch.write(key, value, key_pages, value_pages, self.step.new_places)
+            launch.write(key, value, key_pages, value_pages, step.new_places)
             return
-        self.step.write(key, key_pages)
-        self.step.write(value, value_pages)
+        step.write(key, key_pages)
+        step.write(value, value_pages)
 
     def attend(
         self,
         query: torch.Tensor,
-        key_pages: torch.Tensor,
-        value_pages: torch.Tensor,
+        pages: Pages,
         layer: Layer,
         role: Role,
         rows: ModelRows,
+        group: int = 0,
     ) -> torch.Tensor:
         """Attention output [tokens, heads, value dim] in the dtype of ``query``.
 
-        ``query`` is [tokens, heads, head_dim], and pages are [pages, size, kv_heads, dim].
+        ``query`` is [tokens, heads, head_dim], and pages are [pages, size, kv_heads, dim] of a group of layers.
 
         Raises:
             DoesNotFit: for a layer or an encoding without a row.
         """
-        heads, kv_heads, dim, longest = query.shape[1], key_pages.shape[2], query.shape[2], self.step.longest
-        tables = self.shared(("rows", role, heads), lambda: rows.tables(role, heads, longest, query.device))
+        step, (key_pages, value_pages) = self.steps[group], pages
+        heads, kv_heads, dim = query.shape[1], key_pages.shape[2], query.shape[2]
+        tables = self.shared(("rows", role, heads), lambda: rows.tables(role, heads, self.longest, query.device))
         if self.backend == "eager":
-            assert isinstance(self.step, Step), "the specification is not captured"
-            return eager.attend(query, key_pages, value_pages, self.step, tables.rows, layer)
+            assert isinstance(step, Step), "the specification is not captured"
+            return eager.attend(query, key_pages, value_pages, step, tables.rows, layer)
 
         def make() -> launch.Plan:
-            return launch.planned(self.step, tables, heads, kv_heads, launch.blocks_for(query.dtype, dim, query.device))
+            return launch.planned(step, tables, heads, kv_heads, launch.blocks_for(query.dtype, dim, query.device))
 
-        plan = self.shared(("plan", role, heads, kv_heads, dim), make)
+        plan = self.shared(("plan", role, heads, kv_heads, dim, group), make)
         return launch.attend(query, key_pages, value_pages, plan, layer)
 
 
 def paged_batch(
-    sequences: Sequence[PagedSequence], page_size: int, device: torch.device, backend: PagedBackend
+    groups: Sequence[Sequence[PagedSequence]], page_size: int, device: torch.device, backend: PagedBackend
 ) -> PagedBatch:
-    """The batch of ``sequences``, one after another in a packed row.
+    """The batch of sequences one after another in a packed row, with their pages in each of ``groups`` of layers.
 
     Raises:
         ValueError: as ``step_of``.
     """
-    return PagedBatch([], packed=True, step=step_of(sequences, page_size, device), backend=backend)
+    first = step_of(groups[0], page_size, device)
+    steps = [first, *(first.on(sequences) for sequences in groups[1:])]
+    return PagedBatch([], packed=True, steps=steps, backend=backend)
 
 
 def decode_batch(step: DecodeStep) -> PagedBatch:
     """The batch of one forward of ``step``: what a forward computes for all its layers must not outlive it."""
-    return PagedBatch([], packed=True, step=step, backend="triton")
+    return PagedBatch([], packed=True, steps=step.tables, backend="triton")

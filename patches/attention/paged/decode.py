@@ -11,15 +11,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from patches.attention.paged.step import SPLIT, Item, PagedSequence, Work, longest, parts_of, sizes_of_parts
+from patches.attention.paged.step import SPLIT, Item, PagedSequence, Work, gaps_of, items_of, longest, parts_of
 from patches.attention.paged.tables import power_of_two
 from patches.batch.slots import POSITION_BITS
 from patches.batch.upload import uploaded
 
 NO_ITEM: Item = (-1, 0, 0, 0)
-
-NEXT = np.array((0, 1, 0, 0))
-"""From the row of a sequence to that of its next token."""
 
 
 class BlockTable:
@@ -59,104 +56,52 @@ class BlockTable:
 class _Numbers:
     """All numbers of one step, in memory of the host that a card copies from by itself."""
 
-    def __init__(self, count: int, longs: Mapping[str, int], integers: Mapping[str, int], device: torch.device) -> None:
-        self.memory = _on_host(count, torch.int64, device)
-        self.parts = {name: part.numpy() for name, part in _parts(self.memory, longs, integers).items()}
-        self.rows = np.zeros((0, 4), np.int64)
+    def __init__(self, layout: _Layout, page_size: int, device: torch.device) -> None:
+        self.memory = torch.zeros(layout.count, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.parts = {name: part.numpy() for name, part in layout.parts(self.memory).items()}
+        self.rows = np.zeros((0, 2), np.int64)
         self.longest: Mapping[int, int] = {}
-        self._ends = np.zeros(longs["page"], np.int64)
+        self._page_size, self._groups = page_size, layout.groups
+        self._divisions = [np.zeros((0, 4), np.int64)] * layout.groups
 
-    def write(self, rows: np.ndarray, page_size: int, split: int) -> None:
+    def write(self, rows: np.ndarray, split: int) -> None:
         """Have ``rows`` of ``DecodeSteps.of``, without their tokens and pages."""
         parts, count = self.parts, len(rows)
-        every = np.zeros((len(self._ends), 4), np.int64)
+        every = np.zeros((len(parts["slots"]), rows.shape[1]), np.int64)
         every[:count], every[count:, 0] = rows, rows[0, 0]
-        slots, positions, numbers = every[:, 0], every[:, 1], np.arange(len(every))
-        parts["place"][:], parts["positions"][:], parts["slots"][:] = positions % page_size, positions, slots
+        slots, positions = every[:, 0], every[:, 1]
+        parts["place"][:], parts["positions"][:], parts["slots"][:] = positions % self._page_size, positions, slots
         parts["encoded"][:] = slots << POSITION_BITS | positions
-        about = parts["sequences"].reshape(-1, 6)
-        about[:, 0], about[:, 1], about[:, 2], about[:, 3] = slots, positions, numbers, 1
-        about[:, 4:] = every[:, 2:]
-        self._divide(positions + 1, numbers, split)
+        for group in range(self._groups):
+            about, pages = parts[f"sequences {group}"].reshape(-1, 6), pages_in(every, group)
+            about[:, 0], about[:, 1], about[:, 2], about[:, 3] = slots, positions, np.arange(len(every)), 1
+            about[:, 4:] = pages
+            self._divide(group, parts_of(positions + 1, gaps_of(pages, self._page_size), split))
         self.rows, self.longest = rows.copy(), longest(zip(slots.tolist(), (positions + 1).tolist(), strict=True))
 
-    def _divide(self, keys: np.ndarray, numbers: np.ndarray, split: int) -> None:
-        """Have the items of rows with ``keys`` each. They change once in ``split`` tokens of a row."""
-        ends = _ends(keys, split)
-        if np.array_equal(ends, self._ends):
+    def _divide(self, group: int, division: np.ndarray) -> None:
+        """Have the items of rows with this ``division``. It changes once in the keys of a part."""
+        if np.array_equal(division, self._divisions[group]):
             return
-        items, self.parts["edges"][:] = parts_of(numbers, keys, split)
-        self.parts["singles"].reshape(-1, 4)[: len(items)] = items
-        self.parts["singles"].reshape(-1, 4)[len(items) :] = NO_ITEM
-        self._ends = ends
+        items, self.parts[f"edges {group}"][:] = items_of(np.arange(len(division)), division)
+        singles = self.parts[f"singles {group}"].reshape(-1, 4)
+        singles[: len(items)], singles[len(items) :] = items, NO_ITEM
+        self._divisions[group] = division
 
 
-class DecodeStep:
-    """``size`` = (rows, items): sequences of one new token each, over parts of ``split`` keys.
+class DecodeTable:
+    """A ``step`` of single new tokens on the block tables of one group of layers, as ``Step``."""
 
-    ``fill`` writes a step; all else is as in ``Step``. ``input_ids`` and ``position_ids`` int32 [1, rows] are the
-    inputs of the model, the latter with slots.
-    """
-
-    def __init__(self, size: tuple[int, int], table: BlockTable, page_size: int, split: int) -> None:
-        rows, items = size
-        self.size, self.device, self._table, self._split = size, table.pages.device, table, split
-        self.page_size, self.block_table = page_size, table.pages[:rows]
-        longs = {"page": rows, "place": rows, "positions": rows, "slots": rows}
-        integers = {"ids": rows, "encoded": rows, "sequences": 6 * rows, "edges": rows + 1, "singles": 4 * items}
-        count = sum(map(_aligned, longs.values())) + sum(map(_aligned, integers.values())) // 2
-        self._on_device = torch.zeros(count, dtype=torch.int64, device=self.device)
-        self._now, self._next = (_Numbers(count, longs, integers, self.device) for _ in range(2))
-        parts = _parts(self._on_device, longs, integers)
-        self.positions, self.slots = parts["positions"], parts["slots"]
-        self.new_places = parts["page"], parts["place"]
-        self.input_ids, self.position_ids = parts["ids"][None], parts["encoded"][None]
-        self._work = Work(
-            parts["sequences"].view(rows, 6), parts["sequences"][:0], parts["singles"].view(items, 4), parts["edges"]
-        )
-        self.longest: Mapping[int, int] = {}
-
-    def fill(self, rows: np.ndarray, tokens: Sequence[int], spare: int) -> None:
-        """Have ``rows`` int64 [n, 4] as in ``DecodeSteps.of`` and their new ``tokens``; the table has the pages.
-
-        Rows of padding write into the page ``spare``.
-        """
-        self._now, self._next = self._next, self._now  # the step before has ended, but not when it was expected from
-        now, count = self._now, len(rows)
-        if not np.array_equal(now.rows, rows):
-            now.write(rows, self.page_size, self._split)
-        columns = rows[:, 1] // self.page_size
-        columns -= rows[:, 3] * (columns >= rows[:, 2])
-        page, ids = now.parts["page"], now.parts["ids"]
-        page[:count], page[count:] = self._table.host[np.arange(count), columns], spare
-        ids[:count], ids[count:] = tokens, 0
-        self.longest = now.longest
-        self._on_device.copy_(now.memory, non_blocking=True)
-        self._table.upload()
-
-    def expect(self) -> None:
-        """Write what the next step has if all sequences go on. A card still reads the numbers of this one."""
-        rows = self._now.rows + NEXT
-        before, after = (_ends(each[:, 1] + 1, self._split) for each in (self._now.rows, rows))
-        if np.array_equal(before, after) and not np.array_equal(self._next.rows, rows):  # it has as many items
-            self._next.write(rows, self.page_size, self._split)
+    def __init__(self, step: DecodeStep, pages: torch.Tensor, parts: Mapping[str, torch.Tensor], group: int) -> None:
+        self._step, self.block_table = step, pages
+        self.page_size, self.positions, self.slots = step.page_size, step.positions, step.slots
+        self.new_places = parts[f"page {group}"], parts["place"]
+        sequences = parts[f"sequences {group}"].view(-1, 6)
+        self._work = Work(sequences, sequences[:0], parts[f"singles {group}"].view(-1, 4), parts[f"edges {group}"])
 
     @property
-    def expected(self) -> Mapping[int, int] | None:
-        """``longest`` of the step that ``expect`` wrote, if all its tokens go to the same pages; else None."""
-        rows = self._now.rows + NEXT
-        is_written = np.array_equal(self._next.rows, rows)
-        return self._next.longest if is_written and (rows[:, 1] % self.page_size).all() else None
-
-    def advance(self, tokens: torch.Tensor) -> None:
-        """Have the ``expected`` step, whose ``tokens`` int64 [n] only the device knows. This one may not have ended."""
-        now, before = self._next, self._now
-        self._now, self._next = now, before
-        now.parts["page"][:] = before.parts["page"]
-        now.parts["ids"][:] = 0
-        self.longest = now.longest
-        self._on_device.copy_(now.memory, non_blocking=True)
-        self.input_ids[0, : len(tokens)].copy_(tokens)
+    def longest(self) -> Mapping[int, int]:
+        return self._step.longest
 
     def work(self, queries: int, split: int) -> Work:
         """The items, of a step without sequences of several queries.
@@ -164,8 +109,8 @@ class DecodeStep:
         Raises:
             ValueError: for another ``split`` than that of the tensors.
         """
-        if split != self._split:
-            raise ValueError(f"the items of this step have {self._split} keys, and not {split}")
+        if split != self._step.split:
+            raise ValueError(f"the items of this step have {self._step.split} keys, and not {split}")
         return self._work
 
     def write(self, states: torch.Tensor, pages: torch.Tensor) -> None:
@@ -173,63 +118,166 @@ class DecodeStep:
         pages.index_put_(self.new_places, states)
 
 
-class DecodeSteps:
-    """The steps of one engine by size: powers of two, up to ``rows`` sequences of up to ``width`` pages."""
+class DecodeStep:
+    """``size`` = (rows, items of each group of layers): sequences of one new token each, over parts of ``split`` keys.
 
-    def __init__(self, rows: int, width: int, page_size: int, spare: int, device: torch.device) -> None:
+    ``fill`` writes a step; ``tables`` are it in each group of layers. ``input_ids`` and ``position_ids`` int32
+    [1, rows] are the inputs of the model, the latter with slots.
+    """
+
+    def __init__(self, size: tuple[int, ...], pages: Sequence[BlockTable], page_size: int, split: int) -> None:
+        rows, *items = size
+        device = pages[0].pages.device
+        self.size, self.split, self.page_size, self._pages = size, split, page_size, pages
+        layout = _Layout(rows, items)
+        self._on_device = torch.zeros(layout.count, dtype=torch.int64, device=device)
+        self._now, self._next = (_Numbers(layout, page_size, device) for _ in range(2))
+        parts = layout.parts(self._on_device)
+        self.positions, self.slots = parts["positions"], parts["slots"]
+        self.input_ids, self.position_ids = parts["ids"][None], parts["encoded"][None]
+        self.longest: Mapping[int, int] = {}
+        self.tables = [DecodeTable(self, each.pages[:rows], parts, group) for group, each in enumerate(pages)]
+
+    def fill(self, rows: np.ndarray, tokens: Sequence[int], spare: int) -> None:
+        """Have ``rows`` int64 [n, 2 + 2 * groups] as in ``DecodeSteps.of`` and their new ``tokens``.
+
+        The tables have the pages. Rows of padding write into the page ``spare``.
+        """
+        self._now, self._next = self._next, self._now  # the step before has ended, but not when it was expected from
+        now, count = self._now, len(rows)
+        if not np.array_equal(now.rows, rows):
+            now.write(rows, self.split)
+        for group, table in enumerate(self._pages):
+            columns, (first, evicted) = rows[:, 1] // self.page_size, pages_in(rows, group).T
+            columns -= evicted * (columns >= first)
+            page = now.parts[f"page {group}"]
+            page[:count], page[count:] = table.host[np.arange(count), columns], spare
+        ids = now.parts["ids"]
+        ids[:count], ids[count:] = tokens, 0
+        self.longest = now.longest
+        self._on_device.copy_(now.memory, non_blocking=True)
+        for table in self._pages:
+            table.upload()
+
+    def expect(self) -> None:
+        """Write what the next step has if all sequences go on. A card still reads the numbers of this one."""
+        rows = after(self._now.rows)
+        has_as_many = np.array_equal(self._counts(self._now.rows), self._counts(rows))
+        if has_as_many and not np.array_equal(self._next.rows, rows):
+            self._next.write(rows, self.split)
+
+    def _counts(self, rows: np.ndarray) -> np.ndarray:
+        """Parts of each row [n], by group of layers."""
+        return np.stack([each[:, 1] for each in parts_by_group(rows, self.page_size, self.split)])
+
+    @property
+    def expected(self) -> Mapping[int, int] | None:
+        """``longest`` of the step that ``expect`` wrote, if all its tokens go to the same pages; else None."""
+        rows = after(self._now.rows)
+        is_written = np.array_equal(self._next.rows, rows)
+        return self._next.longest if is_written and (rows[:, 1] % self.page_size).all() else None
+
+    def advance(self, tokens: torch.Tensor) -> None:
+        """Have the ``expected`` step, whose ``tokens`` int64 [n] only the device knows. This one may not have ended."""
+        now, before = self._next, self._now
+        self._now, self._next = now, before
+        for group in range(len(self._pages)):
+            now.parts[f"page {group}"][:] = before.parts[f"page {group}"]
+        now.parts["ids"][:] = 0
+        self.longest = now.longest
+        self._on_device.copy_(now.memory, non_blocking=True)
+        self.input_ids[0, : len(tokens)].copy_(tokens)
+
+
+class DecodeSteps:
+    """The steps of one engine by size: powers of two, up to ``rows`` sequences.
+
+    Sequences have up to so many pages as ``widths`` has by group of layers.
+    """
+
+    def __init__(self, rows: int, widths: Sequence[int], page_size: int, spare: int, device: torch.device) -> None:
         """Rows of padding write into the page ``spare``."""
         self._rows, self._page_size, self._spare, self._spare_pages = rows, page_size, spare, (spare,)
-        self._table, self._steps = BlockTable(rows, width, device), dict[tuple[int, int], DecodeStep]()
+        self._tables = [BlockTable(rows, width, device) for width in widths]
+        self._steps = dict[tuple[int, ...], DecodeStep]()
 
-    def filled(self, sequences: Sequence[PagedSequence], tokens: Sequence[int]) -> DecodeStep:
-        """The step of ``sequences`` with their new ``tokens``. The one before must have ended."""
-        rows = [(s.slot, s.q_start, s.first_pages, s.evicted_pages) for s in sequences]
-        return self.of(np.array(rows, np.int64), dict(enumerate(s.pages for s in sequences)), tokens)
+    def filled(self, groups: Sequence[Sequence[PagedSequence]], tokens: Sequence[int]) -> DecodeStep:
+        """The step of the same sequences with their pages in each of ``groups``, and their new ``tokens``.
 
-    def of(self, rows: np.ndarray, pages: Mapping[int, tuple[int, ...]], tokens: Sequence[int]) -> DecodeStep:
-        """As ``filled``, of ``rows`` int64 [n, 4]: slot, position, pages before the gap, evicted pages.
+        The one before must have ended.
+        """
+        own = [[(s.first_pages, s.evicted_pages) for s in sequences] for sequences in groups]
+        rows = [[(s.slot, s.q_start) for s in groups[0]], *own]
+        pages = [dict(enumerate(s.pages for s in sequences)) for sequences in groups]
+        return self.of(np.concatenate(rows, axis=1, dtype=np.int64), pages, tokens)
 
-        ``pages`` has the block tables by row, without those that are the same as in the step before.
+    def of(self, rows: np.ndarray, pages: Sequence[Mapping[int, tuple[int, ...]]], tokens: Sequence[int]) -> DecodeStep:
+        """As ``filled``, of ``rows`` int64 [n, 2 + 2 * groups]: slot and position, then ``pages_in`` each group.
+
+        ``pages`` has the block tables of each group by row, without those that are the same as in the step before.
         """
         count = min(power_of_two(len(rows), 1), self._rows)
-        keys = rows[:, 1] + 1
-        items = int((-(-keys // sizes_of_parts(keys, SPLIT))).sum()) + count - len(rows)
-        size = count, power_of_two(items, count)
+        division = parts_by_group(rows, self._page_size, SPLIT)
+        items = [int(parts[:, 1].sum()) + count - len(rows) for parts in division]
+        size = count, *(power_of_two(each, count) for each in items)
         if size not in self._steps:
-            self._steps[size] = DecodeStep(size, self._table, self._page_size, SPLIT)
-        for row, own in pages.items():
-            self._table.put(row, own)
-        for row in range(len(rows), count):
-            self._table.put(row, self._spare_pages)
+            self._steps[size] = DecodeStep(size, self._tables, self._page_size, SPLIT)
+        for table, known in zip(self._tables, pages, strict=True):
+            for row, own in known.items():
+                table.put(row, own)
+            for row in range(len(rows), count):
+                table.put(row, self._spare_pages)
         self._steps[size].fill(rows, tokens, self._spare)
         return self._steps[size]
 
 
-def _ends(keys: np.ndarray, split: int) -> np.ndarray:
-    """The last key of the last part of each row."""
-    sizes = sizes_of_parts(keys, split)
-    ends: np.ndarray = -(-keys // sizes) * sizes
-    return ends
+def pages_in(rows: np.ndarray, group: int) -> np.ndarray:
+    """Pages before a gap and evicted ones [n, 2], of ``rows`` of ``DecodeSteps.of``."""
+    return rows[:, 2 + 2 * group : 4 + 2 * group]
 
 
-def _on_host(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory that a card copies from by itself."""
-    return torch.zeros(count, dtype=dtype, pin_memory=device.type == "cuda")
+def parts_by_group(rows: np.ndarray, page_size: int, split: int) -> list[np.ndarray]:
+    """``parts_of`` the ``rows`` of ``DecodeSteps.of`` in each group of layers."""
+    groups, keys = rows.shape[1] // 2 - 1, rows[:, 1] + 1
+    return [parts_of(keys, gaps_of(pages_in(rows, group), page_size), split) for group in range(groups)]
+
+
+def after(rows: np.ndarray) -> np.ndarray:
+    """``rows`` of ``DecodeSteps.of`` one token later, from the same pages."""
+    later = rows.copy()
+    later[:, 1] += 1
+    return later
+
+
+class _Layout:
+    """The parts of a step's numbers in memory: int64, then int32. Those of groups of layers have their number."""
+
+    def __init__(self, rows: int, items: Sequence[int]) -> None:
+        self.groups = len(items)
+        self._longs = {"place": rows, "positions": rows, "slots": rows}
+        self._integers = {"ids": rows, "encoded": rows}
+        for group, count in enumerate(items):
+            self._longs[f"page {group}"], self._integers[f"sequences {group}"] = rows, 6 * rows
+            self._integers[f"edges {group}"], self._integers[f"singles {group}"] = rows + 1, 4 * count
+
+    @property
+    def count(self) -> int:
+        """Numbers of int64 that all parts take."""
+        return sum(map(_aligned, self._longs.values())) + sum(map(_aligned, self._integers.values())) // 2
+
+    def parts(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        """``memory`` int64 [count] by the names of its parts."""
+        parts, start = {}, 0
+        for name, count in self._longs.items():
+            parts[name] = memory[start : start + count]
+            start += _aligned(count)
+        memory, start = memory[start:].view(torch.int32), 0
+        for name, count in self._integers.items():
+            parts[name] = memory[start : start + count]
+            start += _aligned(count)
+        return parts
 
 
 def _aligned(count: int) -> int:
     """Numbers of a part that begins at a multiple of 16 bytes: the kernel is compiled for the alignment."""
     return -(-count // 4) * 4
-
-
-def _parts(memory: torch.Tensor, longs: Mapping[str, int], integers: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """``memory`` int64 [n] in parts: ``longs`` of int64, and ``integers`` of int32 behind them."""
-    parts, start = {}, 0
-    for name, count in longs.items():
-        parts[name] = memory[start : start + count]
-        start += _aligned(count)
-    memory, start = memory[start:].view(torch.int32), 0
-    for name, count in integers.items():
-        parts[name] = memory[start : start + count]
-        start += _aligned(count)
-    return parts

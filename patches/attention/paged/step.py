@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -68,35 +68,43 @@ def about(sequences: Sequence[PagedSequence]) -> np.ndarray:
     return np.array(rows, np.int32)
 
 
-def sizes_of_parts(keys: np.ndarray, split: int) -> np.ndarray:
-    """Keys of a part in sequences with ``keys`` int [n]: a long one fills a card with larger ones.
+def parts_of(keys: np.ndarray, gaps: np.ndarray, split: int) -> np.ndarray:
+    """int64 [n, 4] of sequences with ``keys`` int [n], without those in ``gaps`` [n, 2] of positions [start, stop).
 
-    They depend on the sequence's own length only, and so does the rounding of its numbers.
+    The columns are the keys of a part, the parts of a sequence, those before its gap, and those within it, which the
+    parts do without. A part ends at a multiple of its size. Sizes depend on the sequence's own length only, and so does
+    the rounding of its numbers; a long one fills a card with larger ones.
     """
-    sizes: np.ndarray = split * (1 + (keys > 8 * split) + 2 * (keys > 64 * split))
-    return sizes
+    start, stop = gaps.T
+    cached = keys - (stop - start)
+    sizes = split * (1 + (cached > 8 * split) + 2 * (cached > 64 * split))
+    before = -(-start // sizes)
+    within = np.maximum(stop // sizes - before, 0)
+    return np.stack((sizes, -(-keys // sizes) - within, before, within), axis=1)
 
 
-def parts_of(owner: np.ndarray, keys: np.ndarray, split: int) -> tuple[np.ndarray, np.ndarray]:
-    """(items int32 [n, 4], edges int32 [rows + 1]) of single tokens: rows ``owner``, each with a number of ``keys``.
-
-    An item ends at a multiple of its size.
-    """
-    sizes = sizes_of_parts(keys, split)
-    counts = -(-keys // sizes)
-    edges = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+def items_of(owner: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(items int32 [n, 4], edges int32 [rows + 1]) of single tokens: rows ``owner``, each with its ``parts_of``."""
+    edges = np.concatenate(([0], np.cumsum(parts[:, 1]))).astype(np.int32)
+    size, _, before, within = np.repeat(parts, parts[:, 1], axis=0).T
+    part = np.arange(edges[-1]) - np.repeat(edges[:-1], parts[:, 1])
+    part += within * (part >= before)
     items = np.zeros((edges[-1], 4), np.int32)
-    items[:, 0] = np.repeat(owner, counts)
-    items[:, 2] = (np.arange(edges[-1]) - np.repeat(edges[:-1], counts)) * np.repeat(sizes, counts)
-    items[:, 3] = items[:, 2] + np.repeat(sizes, counts)
+    items[:, 0], items[:, 2], items[:, 3] = np.repeat(owner, parts[:, 1]), part * size, (part + 1) * size
     return items, edges
 
 
-def singles_of(sequences: Sequence[PagedSequence], split: int) -> tuple[np.ndarray, np.ndarray]:
+def singles_of(sequences: Sequence[PagedSequence], page_size: int, split: int) -> tuple[np.ndarray, np.ndarray]:
     """``Work.singles`` and ``Work.edges``."""
-    single = [(index, sequence.q_stop) for index, sequence in enumerate(sequences) if sequence.queries == 1]
-    owner, keys = np.array(single, np.int32).reshape(-1, 2).T
-    return parts_of(owner, keys, split)
+    single = [(index, s.q_stop, s.first_pages, s.evicted_pages) for index, s in enumerate(sequences) if s.queries == 1]
+    owner, keys, *pages = np.array(single, np.int64).reshape(-1, 4).T
+    return items_of(owner, parts_of(keys, gaps_of(np.stack(pages, axis=1), page_size), split))
+
+
+def gaps_of(pages: np.ndarray, page_size: int) -> np.ndarray:
+    """Positions [n, 2] at which gaps begin and end, of ``pages`` [n, 2]: those before a gap, and evicted ones."""
+    first, evicted = pages.T
+    return np.stack((first, first + evicted), axis=1) * page_size
 
 
 def longest(sequences: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -109,11 +117,10 @@ def longest(sequences: Iterable[tuple[int, int]]) -> dict[int, int]:
 
 
 @dataclass(frozen=True)
-class Step:
-    """Sequences one after another in a packed row of tokens, over pages of ``page_size`` tokens."""
+class NewTokens:
+    """The new tokens of ``sequences`` one after another in a packed row, whatever the pages of their caches."""
 
     sequences: tuple[PagedSequence, ...]
-    page_size: int
     device: torch.device
 
     @cached_property
@@ -139,6 +146,46 @@ class Step:
         """int64 [tokens]."""
         return uploaded(torch.tensor([s.slot for s in self.sequences]), self.device)[self.sequence_of]
 
+    @cached_property
+    def sequence_of(self) -> torch.Tensor:
+        """int64 [tokens]: the number of each token's sequence."""
+        counts = torch.tensor([s.queries for s in self.sequences])
+        return uploaded(torch.arange(len(counts)).repeat_interleave(counts), self.device)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Sequences over pages of ``page_size`` tokens, and their ``new`` tokens, whose properties it has."""
+
+    sequences: tuple[PagedSequence, ...]
+    page_size: int
+    device: torch.device
+    new: NewTokens
+
+    def on(self, sequences: Sequence[PagedSequence]) -> Step:
+        """The same step on other block tables, those of ``sequences``.
+
+        Raises:
+            ValueError: as ``step_of``.
+        """
+        return replace(step_of(sequences, self.page_size, self.device), new=self.new)
+
+    @property
+    def query_edges(self) -> list[int]:
+        return self.new.query_edges
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return self.new.positions
+
+    @property
+    def longest(self) -> dict[int, int]:
+        return self.new.longest
+
+    @property
+    def slots(self) -> torch.Tensor:
+        return self.new.slots
+
     def work(self, queries: int, split: int) -> Work:
         """Items of up to ``queries`` queries, and for single ones of ``split`` keys."""
         chunks = [
@@ -147,7 +194,7 @@ class Step:
             if sequence.queries > 1
             for first in range(0, sequence.queries, queries)
         ]
-        numbers = about(self.sequences), np.array(chunks, np.int32), *singles_of(self.sequences, split)
+        numbers = about(self.sequences), np.array(chunks, np.int32), *singles_of(self.sequences, self.page_size, split)
         return Work(*(uploaded(torch.from_numpy(each), self.device) for each in numbers))
 
     @cached_property
@@ -163,15 +210,9 @@ class Step:
         return uploaded(torch.tensor([(s.first_pages, s.evicted_pages) for s in self.sequences]), self.device)
 
     @cached_property
-    def sequence_of(self) -> torch.Tensor:
-        """int64 [tokens]: the number of each token's sequence."""
-        counts = torch.tensor([s.queries for s in self.sequences])
-        return uploaded(torch.arange(len(counts)).repeat_interleave(counts), self.device)
-
-    @cached_property
     def new_places(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(physical page, place in it), each int64 [tokens], of the new tokens."""
-        return self.places(self.sequence_of, self.positions)
+        return self.places(self.new.sequence_of, self.positions)
 
     def places(self, sequence: torch.Tensor | int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(physical page, place in it), each int64 [n], of cached ``positions`` of sequences, by their numbers."""
@@ -200,4 +241,5 @@ def step_of(sequences: Sequence[PagedSequence], page_size: int, device: torch.de
                 f"{sequence.queries} new tokens up to position {sequence.q_stop} need {needed} pages of {page_size}, "
                 f"and there are {len(sequence.pages)}"
             )
-    return Step(tuple(sequences), page_size, device)
+    own = tuple(sequences)
+    return Step(own, page_size, device, NewTokens(own, device))

@@ -122,10 +122,11 @@ class AttentionSeam:
             bias = bias_of_blocks(block_indices, size, query, num_kv)
         if bias is not None and not self._chooses_keys:
             raise ValueError("attention_mask must be a padding mask [rows, tokens]: bands decide the rest")
-        mask, own = self._layer_mask(index, sliding_window), self.temperatures.get(index)
+        mask, own = self.layer_mask(index, sliding_window), self.temperatures.get(index)
         return Layer(scaling, mask, softcap, None, module, own, bias, position_bias)
 
-    def _layer_mask(self, index: int, sliding_window: int | None) -> LayerMask:
+    def layer_mask(self, index: int, sliding_window: int | None = None) -> LayerMask:
+        """The mask of a layer, whose window a call may name."""
         if index in self._compressed:
             return CAUSAL  # the mask has the window
         if index in self.chunks:

@@ -89,8 +89,9 @@ class PackedAttention:
         """As ``attend``, from the pages themselves once they have the new keys and values."""
         new_key, new_value = self._through_cache(key, value, batch, paged, index)
         pages = _narrowed(paged["k_cache"], key.shape[-1]), _narrowed(paged["v_cache"], value.shape[-1])
-        batch.write(new_key[0].transpose(0, 1), new_value[0].transpose(0, 1), *pages)
-        return batch.attend(query[0].transpose(0, 1), *pages, layer, self._segments.role(index), self.rows)[None]
+        role, group = self._segments.role(index), paged.get("group", 0)
+        batch.write(new_key[0].transpose(0, 1), new_value[0].transpose(0, 1), pages, group)
+        return batch.attend(query[0].transpose(0, 1), pages, layer, role, self.rows, group)[None]
 
     def _cached(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from importlib.metadata import version
+from itertools import takewhile
 
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
@@ -61,14 +62,16 @@ def adopt(built: object, kind: type, **attributes: object) -> None:
     Raises:
         IncompatibleTransformers: when the part is not what ``kind`` extends.
     """
-    base = kind.__bases__[0]
+    ours = list(takewhile(lambda each: each not in ATTRIBUTES, kind.__mro__))
+    base = kind.__mro__[len(ours)]
     if type(built) is not base:
         raise IncompatibleTransformers(f"the manager builds {type(built).__name__} in place of {base.__name__}")
     check_attributes(built, base)
     taken = [name for name in attributes if hasattr(built, name)]
     if taken:
         raise IncompatibleTransformers(f"{base.__name__} already uses the name {', '.join(taken)}")
-    check_overrides(kind)
+    for each in ours:
+        check_overrides(each)
     built.__class__ = kind
     vars(built).update(attributes)
 

@@ -10,6 +10,7 @@ from transformers import ContinuousBatchingConfig
 
 from patches import Patched, UnsupportedModel
 from service.engine.limits import EngineLimits
+from service.engine.window import LocalWindow, Sectors
 
 ATTENDING = ("full_attention", "sliding_attention", "chunked_attention")
 """Types of layers that cache keys and values only, as pages do."""
@@ -25,11 +26,14 @@ def is_whole_on_cpu(model: Any) -> bool:
     return model.device.type == "cpu" and not is_divided(model)
 
 
-def batching_config(limits: EngineLimits) -> ContinuousBatchingConfig:
-    """Continuous batching of transformers within ``limits``, without those of its parts that ours replace."""
+def batching_config(limits: EngineLimits, *, divided: bool = False) -> ContinuousBatchingConfig:
+    """Continuous batching of transformers within ``limits``, without those of its parts that ours replace.
+
+    A ``divided`` cache gets its memory from us.
+    """
     return ContinuousBatchingConfig(
         page_size=limits.page_size,
-        num_blocks=-(-limits.cache_tokens // limits.page_size),
+        num_blocks=1 if divided else -(-limits.cache_tokens // limits.page_size),
         max_batch_tokens=limits.max_batch_tokens,
         max_requests_per_batch=limits.max_requests_per_batch,
         max_memory_percent=1.0,  # the budget is ours: num_blocks is already measured against free memory
@@ -40,6 +44,16 @@ def batching_config(limits: EngineLimits) -> ContinuousBatchingConfig:
         use_async_batching=False,
         disable_nccl_graph_mixing=False,  # without graphs it has no effect, and other ranks would be warned of it
     )
+
+
+def sectors_of(patch: Patched, page_size: int) -> Sectors | None:
+    """The division of a cache, if some layers attend to a window or a chunk only."""
+    masks, calls = patch.local_masks, patch.cached.calls
+    if not masks:
+        return None
+    window = LocalWindow(tuple(dict.fromkeys(masks.values())), max(m.most_keys for m in masks.values()), page_size)
+    whole = patch.model.config.get_text_config().num_hidden_layers - len(masks)
+    return Sectors(whole * calls, len(masks) * calls, window)
 
 
 @contextmanager
@@ -56,7 +70,7 @@ def without_ranks(model: Any) -> Iterator[None]:
 class _AsCached:
     """The configuration of a model, except for the sizes of its cache."""
 
-    def __init__(self, patch: Patched, whole_tables: bool) -> None:
+    def __init__(self, patch: Patched, by_tables: bool) -> None:
         config, cached = patch.model.config.get_text_config(), patch.cached
         self._config = config
         self.num_key_value_heads, self.head_dim = cached.heads, cached.width
@@ -71,25 +85,28 @@ class _AsCached:
                 f"the paged engine holds keys and values only, and it has layers of the types {', '.join(unknown)}. "
                 f"Types that can be served are {', '.join(ATTENDING)}"
             )
-        masked = ATTENDING if whole_tables else ("chunked_attention",)
-        self.layer_types = [whole if kind in masked else kind for kind in kinds] * cached.calls
+        own = [whole if kind == "chunked_attention" else kind for kind in kinds]
+        if by_tables:
+            masks = patch.local_masks
+            own = ["sliding_attention" if layer in masks else whole for layer in range(config.num_hidden_layers)]
+        self.layer_types = own * cached.calls
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._config, name)
 
 
 @contextmanager
-def configured_as_cached(patch: Patched, *, whole_tables: bool) -> Iterator[None]:
+def configured_as_cached(patch: Patched, *, by_tables: bool) -> Iterator[None]:
     """Within it, the model's configuration has the sizes of the cached states, by which the manager sizes its cache.
 
     Heads and width are those that reach the attention (latent attention caches less by itself). A layer that attends
     twice is two. The manager does not know layers that attend within chunks: they cache every key, and our attention
-    masks the rest. With ``whole_tables``, sliding layers do so too: the manager has no block tables for them.
+    masks the rest. With ``by_tables``, all layers that attend locally count as sliding ones.
 
     Raises:
         UnsupportedModel: naming types of layers that pages cannot cache.
     """
-    config, sizes = patch.model.config, _AsCached(patch, whole_tables)
+    config, sizes = patch.model.config, _AsCached(patch, by_tables)
     vars(config)["get_text_config"] = lambda *_, **__: sizes
     try:
         yield

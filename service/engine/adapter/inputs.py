@@ -85,9 +85,11 @@ class SlottedInputs(ContinuousBatchingIOs):
             places = [self.cache.in_place[name] for name in ids] if self.cache.in_place else None
             self.batch = packed_batch(sequences, places, ids)
         else:
-            pages = [self.cache.pages_of(future.state.request_id) for future in requests_in_batch]
-            paged = [PagedSequence(*sequence, *own) for sequence, own in zip(sequences, pages, strict=True)]
-            self.batch = paged_batch(paged, self.cache.page_size, self.device, self.backend)
+            pages = zip(*(self.cache.pages_of(name) for name in ids), strict=True)
+            groups = [
+                [PagedSequence(*sequence, *one) for sequence, one in zip(sequences, own, strict=True)] for own in pages
+            ]
+            self.batch = paged_batch(groups, self.cache.page_size, self.device, self.backend)
         new = sum(future.has_new_token for future in requests_in_batch)
         if new < len(requests_in_batch):  # the model computes logits for each of them
             written.logits_indices[new : len(requests_in_batch)].zero_()

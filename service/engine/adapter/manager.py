@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig
-from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
 from transformers.generation.continuous_batching.continuous_api import (
     BackgroundThreadStatus,
     ContinuousBatchingManager,
@@ -20,7 +19,7 @@ from transformers.generation.continuous_batching.continuous_api import (
 from transformers.generation.continuous_batching.requests import RequestState
 from typing_extensions import override
 
-from patches import LayersInPlace, PagedBackend, Patched
+from patches import PagedBackend, Patched
 from service.engine import THREAD_NAME
 from service.engine.adapter.cards.decode_rows import DecodeRows
 from service.engine.adapter.cards.graphs import DecodeGraphs
@@ -31,12 +30,12 @@ from service.engine.adapter.configuration import (
     batching_config,
     configured_as_cached,
     is_whole_on_cpu,
+    sectors_of,
     without_ranks,
 )
 from service.engine.adapter.inputs import SlottedInputs, on_host
-from service.engine.adapter.pages.by_head import give_out_runs
+from service.engine.adapter.pages.adoption import adopt_cache
 from service.engine.adapter.pages.cache import EncodingCache, sized_by_us
-from service.engine.adapter.pages.windowed import WindowedAllocator
 from service.engine.adapter.runner import OnStep, RequestRunner, recordings
 from service.engine.adapter.scheduler import FairScheduler
 from service.engine.failures import EngineStopping
@@ -104,7 +103,8 @@ class EncodingManager(ContinuousBatchingManager):
         self.turns = Turns()
         self.heartbeat, self._abandoned = time.monotonic(), False
         self._step_tokens = limits.max_batch_tokens
-        config = batching_config(limits)
+        self._sectors = None if backend is None else sectors_of(patch, limits.page_size)
+        config = batching_config(limits, divided=self._sectors is not None)
         # do_sample stays off in the manager: it draws all rows from one shared generator.
         generation_config = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1)
         with self._configured(), without_ranks(patch.model):
@@ -115,7 +115,7 @@ class EncodingManager(ContinuousBatchingManager):
             self.continuous_batching_config.max_blocks_per_request = 1
 
     def _configured(self) -> AbstractContextManager[None]:
-        return configured_as_cached(self.patch, whole_tables=self.backend is not None)
+        return configured_as_cached(self.patch, by_tables=self.backend is not None)
 
     @override
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
@@ -123,7 +123,7 @@ class EncodingManager(ContinuousBatchingManager):
 
     @override
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
-        with self._configured(), sized_by_us():
+        with self._configured(), sized_by_us(by_tables=self.backend is not None):
             processor = super()._create_batch_processor()
         on_card = self.model.device.type == "cuda"
         staged = on_host(processor) if on_card and self.backend is not None else None
@@ -134,9 +134,7 @@ class EncodingManager(ContinuousBatchingManager):
             processor.inputs_and_outputs.compute_stream = own_stream(processor, self.model.device)
         rows = self.patch.model.get_input_embeddings().weight.shape[0]  # prompts may have tokens without a logit
         token_bits = (max(rows, self.patch.num_logits) - 1).bit_length()
-        own_keys = {"numbers": {}, "live_keys": {}, "token_bits": token_bits}
-        own_tables: dict[str, Any] = {"in_place": {}, "tables": {}, "kept": LayersInPlace()}
-        adopt(processor.cache, EncodingCache, requests=self.requests, **own_keys, **own_tables)
+        adopt_cache(processor.cache, self.requests, token_bits, self._limits, self._sectors, runs=self._reads_in_place)
         rows, cache = self._limits.max_requests_per_batch, processor.cache
         graphs = DecodeGraphs(self.patch, cache, rows, self.failures) if self._captures else None  # type: ignore[arg-type]
         own = {"patch": self.patch, "graphs": graphs, "recordings": self._recordings, "on_step": self._on_step}
@@ -152,12 +150,6 @@ class EncodingManager(ContinuousBatchingManager):
             prefill_beside_others=PREFILL_BESIDE_OTHERS if self.model.device.type == "cpu" else None,
         )
         self.patch.ranks.created(processor.cache, pages_of_rank, self.patch, self._limits, self.backend)
-        whole = processor.cache.cache_allocators.get(FULL_ATTENTION)
-        if whole is not None:
-            tables: dict[str, dict[Any, Any]] = {"windows": {}, "evicted_pages": {}, "by_head": {}}
-            adopt(whole, WindowedAllocator, requests=self.requests, turns=iter(()), spare=range(0), **tables)
-            if self._reads_in_place and len(cache.cache_allocators) == 1:
-                give_out_runs(cache, whole)  # type: ignore[arg-type]
         adopt(processor, StepProcessor, requests=self.requests, held=[], tokens=[])
         return processor
 
@@ -331,9 +323,10 @@ class EncodingManager(ContinuousBatchingManager):
         ``sink_window`` counts the first and the last keys that its queries reach, None for all.
         """
         page_size = self.continuous_batching_config.page_size
+        if self._sectors is not None:
+            return self._sectors.max_cached_len(sink_window, length, self._step_tokens)
         sliding = getattr(self.model.config.get_text_config(), "sliding_window", None)
-        own = sliding if self.backend is None else None  # else sliding layers have the pages of all others
-        return max_cached_len(sink_window, length, page_size, self._step_tokens, own)
+        return max_cached_len(sink_window, length, page_size, self._step_tokens, sliding)
 
     def tokens_in_cache(self) -> tuple[int, int]:
         """(tokens that requests hold, capacity of the cache in tokens), by pages."""

@@ -12,7 +12,7 @@ from transformers.generation.continuous_batching.model_runner import ModelRunner
 from transformers.generation.continuous_batching.utils import stream_context
 from typing_extensions import override
 
-from patches import DecodeStep, PagedBatch, Patched, Recordings
+from patches import PagedBatch, Patched, Recordings
 from service.engine.adapter.cards.ahead import Ahead, Drawn
 from service.engine.adapter.cards.graphs import DecodeGraphs, GraphUse
 from service.engine.adapter.inputs import SlottedInputs
@@ -144,7 +144,7 @@ class RequestRunner(ModelRunner):
             self._sample(scores[None], output_ids)
         variant = "none"
         if isinstance(batch, PagedBatch) and batch.backend == "triton":
-            variant = self.patch.variant(batch.step.longest).label
+            variant = self.patch.variant(batch.longest).label
         self.on_step(use, variant)
 
     def _by_graph(self, batch_data: dict[str, Any]) -> tuple[GraphUse, torch.Tensor | None]:
@@ -153,10 +153,8 @@ class RequestRunner(ModelRunner):
         if self.graphs is None or not inputs.decodes:
             return "none", None
         assert isinstance(inputs.batch, PagedBatch), "graphs are for block tables only"
-        step = inputs.batch.step
-        assert not isinstance(step, DecodeStep), "it comes from the inputs"
         tokens = [token for tokens in inputs.tokens_in_batch for token in tokens]
-        return self.graphs.logits(batch_data, step.sequences, tokens)
+        return self.graphs.logits(batch_data, inputs.batch.sequences, tokens)
 
     @override
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:

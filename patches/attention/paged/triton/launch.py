@@ -10,7 +10,7 @@ import torch
 
 from patches.attention.layer import Layer
 from patches.attention.paged.compilation import DoesNotFit, mask_row
-from patches.attention.paged.decode import DecodeStep
+from patches.attention.paged.decode import DecodeTable
 from patches.attention.paged.rows import Variant
 from patches.attention.paged.step import SPLIT, Step
 from patches.attention.paged.tables import RowTables, power_of_two
@@ -119,7 +119,7 @@ class Plan:
         return power_of_two(self.heads // self.kv_heads, least=1)
 
 
-def planned(step: Step | DecodeStep, tables: RowTables, heads: int, kv_heads: int, blocks: Blocks) -> Plan:
+def planned(step: Step | DecodeTable, tables: RowTables, heads: int, kv_heads: int, blocks: Blocks) -> Plan:
     """The plan of ``step`` for layers with ``heads`` query heads and ``kv_heads`` key heads."""
     group_width = power_of_two(heads // kv_heads, least=1)
     work = step.work(max(1, blocks.rows // group_width), blocks.split)

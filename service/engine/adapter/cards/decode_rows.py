@@ -9,12 +9,11 @@ import numpy as np
 from transformers.generation.continuous_batching.requests import RequestState
 
 from service.engine.adapter.pages.cache import EncodingCache
-from service.engine.adapter.pages.windowed import allocator_of
 from service.engine.request import EngineRequest
 
 
 class DecodeRows:
-    """``numbers`` int64 [n, 4], ``pages`` and ``tokens`` are what ``DecodeSteps.of`` takes of the last ``take``.
+    """``numbers``, ``pages`` and ``tokens`` are what ``DecodeSteps.of`` takes of the last ``take``.
 
     ``known`` are its requests; None for one that was cancelled meanwhile.
     """
@@ -24,8 +23,8 @@ class DecodeRows:
         self._states: list[RequestState] = []
         self.known: list[EngineRequest | None] = []
         self._next: list[int] = []
-        self.numbers = np.zeros((0, 4), np.int64)
-        self.pages: dict[int, tuple[int, ...]] = {}
+        self.numbers = np.zeros((0, 2), np.int64)
+        self.pages: list[dict[int, tuple[int, ...]]] = []
         self.tokens: list[int] = []
 
     def take(self, states: list[RequestState]) -> None:
@@ -38,20 +37,25 @@ class DecodeRows:
             changed = self._changed(states, positions)
         else:
             changed = list(range(len(states)))
+            for state in states:  # a prompt has left pages; the next ones go back when a page begins
+                self._cache.evict(state)
             # A request that was cancelled meanwhile has any slot: its result is dropped.
             slots = [0 if request is None else request.slot for request in known]
-            self.numbers = np.array([(slot, 0, 0, 0) for slot in slots], np.int64)
+            self.numbers = np.zeros((len(slots), 2 + 2 * self._cache.groups), np.int64)
+            self.numbers[:, 0] = slots
         self.numbers[:, 1] = positions
-        self.pages = {}
+        self.pages = [{} for _ in range(self._cache.groups)]
         for row in changed:
-            self.pages[row], first_pages, evicted = self._cache.pages_of(states[row].request_id)
-            self.numbers[row, 2:] = first_pages, evicted
+            for group, own in enumerate(self._cache.pages_of(states[row].request_id)):
+                self.pages[group][row] = own.pages
+                self.numbers[row, 2 + 2 * group : 4 + 2 * group] = own.first, own.evicted
         self._states, self.known, self._next = states, known, [position + 1 for position in positions]
 
     @property
     def following(self) -> np.ndarray:
         """``numbers`` one token later, from the same pages."""
-        following: np.ndarray = self.numbers + np.array((0, 1, 0, 0))
+        following = self.numbers.copy()
+        following[:, 1] += 1
         return following
 
     def forget(self) -> None:
@@ -63,11 +67,9 @@ class DecodeRows:
 
         A table grows, and an equal page replaces one of it, when a page is full. Evicted pages depend on the position.
         """
-        size, allocator = self._cache.page_size, allocator_of(self._cache)
-        assert allocator is not None, "with paged attention, every layer caches every key"
-        if not allocator.windows:
+        size, windows = self._cache.page_size, self._cache.windows
+        if not windows:
             return [row for row, position in enumerate(positions) if not position % size]
-        windows = allocator.windows
         return [
             row
             for row, (state, position) in enumerate(zip(states, positions, strict=True))

@@ -86,7 +86,7 @@ class DecodeGraphs:
     def __init__(self, patch: Patched, cache: EncodingCache, rows: int, failures: list[str]) -> None:
         self._patch, self._rows, self._failures = patch, rows, failures
         self._capture: Capture = CudaCapture()
-        self._steps = DecodeSteps(rows, cache.num_blocks, cache.page_size, cache.spare_page, patch.model.device)
+        self._steps = DecodeSteps(rows, cache.most_pages, cache.page_size, cache.spare_page, patch.model.device)
         self._graphs: dict[Hashable, Graph] = {}
         self._failed: set[Hashable] = set()
         self._waiting: dict[Hashable, int] = {}
@@ -95,14 +95,14 @@ class DecodeGraphs:
         self._running: DecodeStep | None = None
 
     def logits(
-        self, arguments: dict[str, Any], sequences: Sequence[PagedSequence], tokens: Sequence[int]
+        self, arguments: dict[str, Any], groups: Sequence[Sequence[PagedSequence]], tokens: Sequence[int]
     ) -> tuple[GraphUse, torch.Tensor | None]:
         """(what the step had of a graph, float32 logits [rows, vocabulary] or None for the ordinary forward).
 
-        ``sequences`` have one new token each, in ``tokens``; ``arguments`` are those of the model for the step. The
-        logits hold until the next step.
+        Sequences have one new token each, in ``tokens``, and their pages in each of ``groups`` of layers. ``arguments``
+        are those of the model for the step. The logits hold until the next step.
         """
-        step = self._steps.filled(sequences, tokens)
+        step = self._steps.filled(groups, tokens)
         key = self._key(step)
         if key in self._failed:
             return "failed", None

@@ -6,19 +6,36 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from transformers.generation.continuous_batching.cache import PagedAttentionCache, PagedAttentionMemoryHandler
-from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
+from transformers.generation.continuous_batching.cache import (
+    ATTN_TYPE_TO_ALLOCATOR,
+    PagedAttentionCache,
+    PagedAttentionMemoryHandler,
+)
+from transformers.generation.continuous_batching.cache_allocators import (
+    SLIDING_ATTENTION,
+    FullAttentionCacheAllocator,
+)
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from typing_extensions import override
 
 from patches import LayersInPlace
+from service.engine.adapter.pages.local import LocalAllocator, chained
 from service.engine.adapter.pages.runs import forget
 from service.engine.adapter.pages.windowed import WindowedAllocator, allocator_of
 from service.engine.request import EngineRequest
 from service.engine.thread.out_of_memory import whole_card
+from service.engine.window import SinkWindow
+
+
+class Table(NamedTuple):
+    """``pages`` of a request as its layers number them: ``first`` of them, then a gap of ``evicted`` ones."""
+
+    pages: tuple[int, ...]
+    first: int
+    evicted: int
 
 
 class EncodingCache(PagedAttentionCache):
@@ -37,25 +54,45 @@ class EncodingCache(PagedAttentionCache):
     token_bits: int
     in_place: dict[str, list[range]]
     """Request id -> the runs of its places, from its first key on, in a step of single new tokens."""
-    tables: dict[str, tuple[list[int], tuple[int, ...]]]
-    """Request id -> its blocks, and their pages as layers number them."""
+    tables: dict[tuple[str, int], tuple[list[int], tuple[int, ...]]]
+    """Request id and group of layers -> its blocks, and their pages as layers number them."""
     kept: LayersInPlace
     """The state of layers between steps."""
 
     @property
+    def groups(self) -> int:
+        """Groups of layers, each with its own block tables."""
+        return len(self.cache_allocators)
+
+    @property
     def page_size(self) -> int:
-        """Tokens per page of layers that attend to everything."""
-        return self._whole.tokens_per_page
+        """Tokens per page."""
+        return self._first.tokens_per_page
 
     @property
     def spare_page(self) -> int:
         """A page, as layers number them, that no request has: padding writes its keys there, and only padding reads."""
-        return self._whole.write_trash_index // self._whole.tokens_per_page
+        return self._first.write_trash_index // self._first.tokens_per_page
 
     @property
     def spare_places(self) -> range:
         """Places of each layer's keys that no request has: attention turns keys there."""
         return self._whole.spare
+
+    @property
+    def windows(self) -> dict[str, SinkWindow]:
+        """Request id -> the tokens that it needs, of requests that do without some between."""
+        windowed = allocator_of(self)
+        return {} if windowed is None else windowed.windows
+
+    @property
+    def _by_tables(self) -> list[WindowedAllocator]:
+        """The allocators of groups of layers with block tables."""
+        return [each for each in self.cache_allocators.values() if isinstance(each, WindowedAllocator)]
+
+    @property
+    def _first(self) -> FullAttentionCacheAllocator:
+        return next(iter(self.cache_allocators.values()))  # type: ignore[return-value]
 
     @property
     def _whole(self) -> WindowedAllocator:
@@ -72,12 +109,8 @@ class EncodingCache(PagedAttentionCache):
 
     @override
     def can_store_request_tokens(self, state: RequestState, request_len: int, dry_run: bool = False) -> bool:
-        windowed = allocator_of(self)
-        if windowed is not None:
-            length = state.current_len()
-            windowed.evict(state.request_id, length)
-            if len(self.cache_allocators) == 1 and windowed.has_room(state.request_id, length + request_len):
-                return True
+        if self._has_room(state, request_len):
+            return True
         while not super().can_store_request_tokens(state, request_len, dry_run):
             if dry_run or not self._give_way(state, request_len):
                 return False
@@ -88,45 +121,61 @@ class EncodingCache(PagedAttentionCache):
 
         Returns False if none is kept. Admission counts kept blocks as free ones.
         """
-        whole = allocator_of(self)
-        if whole is None:
+        tables = self._by_tables
+        if not tables:
             return False
-        free = self.pool.count_free_blocks(whole.index) + self.pool.num_free_sectors * whole.blocks_per_sector
-        lacking = whole.needs_new_blocks(state.request_id, state.current_len(), request_len) - free
-        blocks = list(islice(whole.ledger.cached_blocks, max(1, lacking)))
-        forget(whole.ledger, blocks)
-        self.pool.free_blocks(whole.index, blocks)
+        needed = sum(each.needs_new_sectors(state.request_id, state.current_len(), request_len) for each in tables)
+        most = max(tables, key=lambda each: len(each.ledger.cached_blocks) * each.bytes_per_block)
+        lacking = (needed - self.pool.num_free_sectors) * most.blocks_per_sector
+        blocks = list(islice(most.ledger.cached_blocks, max(1, lacking)))
+        forget(most.ledger, blocks)
+        self.pool.free_blocks(most.index, blocks)
         self.pool.try_to_free_sectors()  # other layers' blocks come from whole ones
         return bool(blocks)
 
+    def evict(self, state: RequestState) -> None:
+        """Give back the pages that a request no longer reaches."""
+        for each in self._by_tables:
+            each.evict(state.request_id, state.current_len())
+
+    def _has_room(self, state: RequestState, request_len: int) -> bool:
+        """True if a request's blocks have room for ``request_len`` more tokens, without those that it needs no more."""
+        tables, length = self._by_tables, state.current_len()
+        self.evict(state)
+        has_room = [each.has_room(state.request_id, length + request_len) for each in tables]
+        if self.groups == len(tables) and all(has_room):
+            return True
+        self.pool.try_to_free_sectors()
+        return False
+
     def is_inside_page(self, state: RequestState) -> bool:
         """True if the next token of a decoding request needs no new page, fills none, and makes none unreachable."""
-        windowed = self.cache_allocators.get(FULL_ATTENTION)
         return (
-            windowed is not None
-            and len(self.cache_allocators) == 1
-            and (state.position_offset + 1) % windowed.tokens_per_page > 1
-            and state.request_id not in windowed.windows  # type: ignore[attr-defined]
+            (state.position_offset + 1) % self.page_size > 1
+            and state.request_id not in self.windows
+            and len(self._by_tables) == self.groups
         )
 
     def read_by_next(self, state: RequestState) -> int | None:
         """Tokens that the next step of a decoding request reads per layer; None without room for its new key."""
-        windowed, past = allocator_of(self), state.position_offset
-        is_plain = len(self.cache_allocators) == 1 and windowed is not None
-        if is_plain and windowed.window_of(state.request_id) is None and windowed.has_room(state.request_id, past + 1):  # type: ignore[union-attr]
-            return past
-        if not self.can_store_request_tokens(state, 1):
+        tables, windowed, past = self._by_tables, allocator_of(self), state.position_offset
+        needs_all = len(tables) == self.groups and (windowed is None or windowed.window_of(state.request_id) is None)
+        has_room = needs_all and all(each.has_room(state.request_id, past + 1) for each in tables)
+        if not (has_room or self.can_store_request_tokens(state, 1)):
             return None
+        if has_room and windowed is not None:
+            return past
         most = self.most_read(state)
         return past if most is None else min(past, most)
 
     def most_read(self, state: RequestState) -> int | None:
         """Most tokens that the next step of one request reads, per layer; None for all of them."""
-        windowed = allocator_of(self)
+        windowed, past = allocator_of(self), state.current_len()
         window = None if windowed is None else windowed.window_of(state.request_id)
+        if windowed is None and self._by_tables:  # layers that attend locally, and no others
+            return self._by_tables[0].keys_of(state.request_id, past, 0)
         if window is None:
             return self._infer_read_cache_limit()
-        past = state.current_len()
         sliding = [a.get_seqlen_k(past, 0) for a in self.cache_allocators.values() if a is not windowed]
         return max(window.tokens_read(past), *sliding, 0)
 
@@ -149,6 +198,7 @@ class EncodingCache(PagedAttentionCache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As in transformers. Without block tables it takes half the time: steps are small, and layers many."""
         if kwargs.get("block_table") is not None:
+            kwargs["group"] = self.layer_to_allocator[layer_idx].index
             return super().update(key_states, value_states, layer_idx, kwargs)  # type: ignore[no-any-return]
         allocator = self.layer_to_allocator[layer_idx]
         if isinstance(allocator, WindowedAllocator) and allocator.by_head:
@@ -186,11 +236,29 @@ class EncodingCache(PagedAttentionCache):
     @override
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
         salt = self._salt(request_id)
-        found = 0 if salt is None else super().search_prefix_match(request_id, _Salted(prompt_ids, salt)[:])
+        found = 0 if salt is None else self._matched(request_id, _Salted(prompt_ids, salt)[:])
         request = self.requests.get(request_id)
         if request is not None:
             request.cached_tokens = found
         return found
+
+    def _matched(self, request_id: str, tokens: list[int]) -> int:
+        """``search_prefix_match`` of the base class, also for layers that keep the last pages of a prefix only."""
+        local, whole = self.cache_allocators.get(SLIDING_ATTENTION), allocator_of(self)
+        if not (isinstance(local, LocalAllocator) and self.use_prefix_sharing):
+            return super().search_prefix_match(request_id, tokens)
+        hashes, known = list[int](), None if whole is None else whole.ledger.hash_to_block
+        for each in chained(tokens[:-1], self.page_size):  # the last token of a prompt is always read
+            if known is not None and each not in known:
+                break
+            hashes.append(each)
+        count = local.matched(hashes)
+        if count:
+            local.acquire(request_id, hashes[:count])
+        if count and whole is not None:
+            blocks = [whole.ledger.hash_to_block[each] for each in hashes[:count]]
+            whole.acquire_prefix_blocks(request_id, count * self.page_size, blocks)
+        return count * self.page_size
 
     @override
     def mark_complete_blocks(self, state: RequestState, complete_blocks: dict[str, int]) -> None:
@@ -206,26 +274,33 @@ class EncodingCache(PagedAttentionCache):
     def fill_block_table(self, request_id: str, past_length: int, query_length: int, block_table: torch.Tensor) -> None:
         """Nothing: paged attention reads all tables of a step at once, with evicted pages."""
 
-    def pages_of(self, request_id: str) -> tuple[tuple[int, ...], int, int]:
-        """(pages of a request as its layers number them, pages before the evicted ones, evicted pages).
+    def pages_of(self, request_id: str) -> list[Table]:
+        """The pages of a request in each group of layers.
 
         As long as a request has the same pages, they are the same object: long texts have thousands.
         """
-        allocator = self._whole
-        blocks, window = allocator.block_table[request_id], allocator.window_of(request_id)
-        evicted = allocator.evicted_pages.get(request_id, 0)
-        known, pages = self.tables.get(request_id, ([], ()))
-        if known != blocks:  # equal prefixes become the same blocks, and the length stays
-            stride = allocator.block_physical_stride // allocator.tokens_per_page
-            pages = tuple(block * stride for block in blocks)
-            self.tables[request_id] = blocks.copy(), pages
-        return pages, 0 if window is None else window.sink_pages, evicted
+        found = []
+        for allocator in self._by_tables:
+            blocks, window = allocator.block_table[request_id], allocator.window_of(request_id)
+            known, pages = self.tables.get((request_id, allocator.index), ([], ()))
+            if known != blocks:  # equal prefixes become the same blocks, and the length stays
+                pages = tuple(map(allocator.page_of, blocks))
+                self.tables[request_id, allocator.index] = blocks.copy(), pages
+            first = 0 if window is None else window.sink_pages
+            found.append(Table(pages, first, allocator.evicted_pages.get(request_id, 0)))
+        return found
+
+    @property
+    def most_pages(self) -> list[int]:
+        """The most pages of a request in each group of layers."""
+        return [each.most_pages for each in self._by_tables]
 
     @override
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         super().free_blocks(request_id, no_cache)
         self.live_keys.pop(request_id, None)
-        self.tables.pop(request_id, None)
+        for allocator in self.cache_allocators.values():
+            self.tables.pop((request_id, allocator.index), None)
 
     def _salt(self, request_id: str) -> int | None:
         """The bits above the tokens of a request, or None: it shares nothing."""
@@ -275,17 +350,27 @@ class _TokensOf:
         self.initial_tokens, self.generated_tokens = tokens, []  # type: ignore[var-annotated]
 
 
+def _paged(**arguments: Any) -> FullAttentionCacheAllocator:
+    allocator = FullAttentionCacheAllocator(**arguments)
+    vars(allocator)["sliding_window"] = None  # a cache without other layers asks for it
+    return allocator
+
+
 @contextmanager
-def sized_by_us() -> Iterator[None]:
+def sized_by_us(*, by_tables: bool) -> Iterator[None]:
     """Within it, the manager does not compare its cache with free memory, which our limits already fit.
 
     It would count a mask of all batch tokens by all cached ones, and copies of all keys. Our attention makes neither.
-    To learn the free memory, it waits for the whole card.
+    To learn the free memory, it waits for the whole card. With ``by_tables``, it makes no rings for layers that slide.
     """
     with whole_card:
         theirs = PagedAttentionMemoryHandler.get_available_memory
         PagedAttentionMemoryHandler.get_available_memory = lambda self: sys.maxsize  # type: ignore[method-assign]
+        rings = ATTN_TYPE_TO_ALLOCATOR[SLIDING_ATTENTION]
+        if by_tables:
+            ATTN_TYPE_TO_ALLOCATOR[SLIDING_ATTENTION] = _paged  # type: ignore[assignment]
         try:
             yield
         finally:
             PagedAttentionMemoryHandler.get_available_memory = theirs  # type: ignore[method-assign]
+            ATTN_TYPE_TO_ALLOCATOR[SLIDING_ATTENTION] = rings

@@ -14,7 +14,7 @@ from typing_extensions import override
 from service.engine.adapter.compatibility import IncompatibleTransformers
 from service.engine.adapter.pages.runs import Runs, blocks_in_runs
 from service.engine.request import EngineRequest
-from service.engine.window import SinkWindow
+from service.engine.window import LocalWindow, SinkWindow
 
 
 def allocator_of(cache: PagedAttentionCache) -> WindowedAllocator | None:
@@ -46,7 +46,16 @@ class WindowedAllocator(FullAttentionCacheAllocator):
     spare: range
     """Places behind those of all blocks."""
 
-    def window_of(self, request_id: str) -> SinkWindow | None:
+    @property
+    def most_pages(self) -> int:
+        """The most pages of a request."""
+        return self.num_blocks
+
+    def page_of(self, block: int) -> int:
+        """The page of a block, as layers number them."""
+        return block * self.block_physical_stride // self.tokens_per_page
+
+    def window_of(self, request_id: str) -> SinkWindow | LocalWindow | None:
         """The tokens that the request needs, or None for all. Remembered until its blocks are free: it may be
         cancelled in the middle of a step."""
         request = self.requests.get(request_id)

@@ -14,7 +14,7 @@ from patches.attention.layer import Layer
 from patches.attention.paged.compilation import compiled
 from patches.attention.paged.decode import BlockTable, DecodeSteps
 from patches.attention.paged.rows import BandRow, Row, Variant
-from patches.attention.paged.step import PagedSequence, parts_of, sizes_of_parts
+from patches.attention.paged.step import PagedSequence, items_of, parts_of
 from patches.attention.paged.tables import MOST_BANDS, Pairs, RowTables
 from patches.attention.paged.triton import launch
 from tests.methods import Fields
@@ -73,22 +73,23 @@ def test_one_step_serves_batches_of_other_lengths_slots_and_pages(layer: str, mo
     query, key_pages, value_pages, step = batch.build()
     tables, spare = batch.tables(), len(key_pages)
     key_pages, value_pages = (torch.cat((pages, pages[:1])) for pages in (key_pages, value_pages))
-    steps = DecodeSteps(64, 40, 8, spare, CPU)
+    steps = DecodeSteps(64, [40], 8, spare, CPU)
     count, addresses = len(step.sequences), set[tuple[int, ...]]()
     for chosen in (list(range(count)), [3, 0, 5, *range(6, count)], list(range(count))[::-1]):
         sequences = [step.sequences[index] for index in chosen]
-        decode = steps.filled(sequences, [7] * len(chosen))
+        decode = steps.filled([sequences], [7] * len(chosen))
+        table = decode.tables[0]
         padding = decode.size[0] - len(chosen)
         assert padding > 0
         states = [torch.randn(decode.size[0], 2, 16) for _ in range(2)]
         written = [pages.clone() for pages in (key_pages, value_pages)]
         for state, pages in zip(states, written, strict=True):
-            decode.write(state, pages)
+            table.write(state, pages)
         for row, sequence in enumerate(sequences):
             at = sequence.pages[sequence.q_start // 8 - sequence.evicted_pages], sequence.q_start % 8
             assert torch.equal(written[0][at], states[0][row])
             assert torch.equal(written[1][at], states[1][row])
-        plan = launch.planned(decode, tables, 4, 2, SMALL)
+        plan = launch.planned(table, tables, 4, 2, SMALL)
         rows = torch.cat((torch.cat([query[index : index + 1] for index in chosen]), torch.zeros(padding, 4, 16)))
         result = by_tables.attend(rows, key_pages, value_pages, plan, batch.layer)
         assert bool(result.isfinite().all())
@@ -100,19 +101,19 @@ def test_one_step_serves_batches_of_other_lengths_slots_and_pages(layer: str, mo
 
 
 def test_a_step_has_the_inputs_of_the_model() -> None:
-    steps = DecodeSteps(3, 4, 8, 99, CPU)
-    step = steps.filled([PagedSequence(5, 17, 1, (4, 2, 7)), PagedSequence(1, 0, 1, (3,))], [11, 12])
+    steps = DecodeSteps(3, [4], 8, 99, CPU)
+    step = steps.filled([[PagedSequence(5, 17, 1, (4, 2, 7)), PagedSequence(1, 0, 1, (3,))]], [11, 12])
     assert step.size == (2, 2)
     assert step.input_ids.tolist() == [[11, 12]]
     assert step.position_ids.tolist() == [[5 << 24 | 17, 1 << 24]]
     assert step.longest == {5: 18, 1: 1}
     sequences = [PagedSequence(5, 1024, 1, tuple(range(129)), 1, 0)] * 3
     with pytest.raises((ValueError, RuntimeError)):
-        steps.filled(sequences, [1, 2, 3])  # more pages than the tables have
-    three = steps.filled([PagedSequence(2, 3, 1, (1,))] * 3, [1, 2, 3])
+        steps.filled([sequences], [1, 2, 3])  # more pages than the tables have
+    three = steps.filled([[PagedSequence(2, 3, 1, (1,))] * 3], [1, 2, 3])
     assert three.size == (3, 4), "as many rows as there may be, and items of padding"
     with pytest.raises(ValueError, match="128 keys, and not 32"):
-        three.work(1, 32)
+        three.tables[0].work(1, 32)
 
 
 # The tables
@@ -180,14 +181,34 @@ def test_rows_of_another_model_are_refused() -> None:
 
 def test_parts_grow_with_the_length_and_cover_all_keys() -> None:
     keys = np.array([1, 128, 1024, 1025, 8192, 8193, 20_000])
-    assert sizes_of_parts(keys, 128).tolist() == [128, 128, 128, 256, 256, 512, 512]
-    items, edges = parts_of(np.arange(len(keys)), keys, 128)
+    parts = parts_of(keys, np.zeros((len(keys), 2), np.int64), 128)
+    assert parts[:, 0].tolist() == [128, 128, 128, 256, 256, 512, 512]
+    items, edges = items_of(np.arange(len(keys)), parts)
     for row, (first, stop) in enumerate(itertools.pairwise(edges)):
         own = items[first:stop]
         assert (own[:, 0] == row).all()
         assert own[0, 2] == 0
         assert (own[1:, 2] == own[:-1, 3]).all()
         assert own[-1, 2] < keys[row] <= own[-1, 3]
+
+
+def test_gaps_have_no_parts() -> None:
+    """Parts cover all keys before and behind a gap, and none that lies within it."""
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        first, evicted = generator.integers(0, 20), generator.integers(0, 3000)
+        gap = np.array([first, first + evicted]) * 8
+        keys = int(gap[1] + generator.integers(1, 3000))
+        parts = parts_of(np.array([keys]), gap[None], 32)
+        items, _ = items_of(np.array([0]), parts)
+        starts, stops = items[:, 2], items[:, 3]
+        assert parts[0, 1] == len(items)
+        assert (starts[1:] >= stops[:-1]).all()
+        covered = np.concatenate([np.arange(*each) for each in items[:, 2:]])
+        cached = np.concatenate((np.arange(gap[0]), np.arange(gap[1], keys)))
+        assert np.isin(cached, covered).all()
+        assert all(start < gap[0] or stop > gap[1] for start, stop in zip(starts, stops, strict=True))
+        assert parts[0, 0] == parts_of(np.array([len(cached)]), np.zeros((1, 2), np.int64), 32)[0, 0]
 
 
 def test_pages_survive_an_upload_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:

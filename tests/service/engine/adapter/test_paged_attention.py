@@ -13,7 +13,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionMemo
 
 from patches import Method, PagedBatch, Patched, one_per_route, parse, patched
 from patches.attention.paged import batch as paged_batch
-from service.engine.adapter.pages.cache import EncodingCache
+from service.engine.adapter.pages.cache import EncodingCache, Table
 from service.engine.choice import CHOICES, Attention, AttentionUnavailable, EngineChoice, GraphsUnavailable, choices
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams
@@ -100,7 +100,7 @@ def test_a_batch_of_every_encoding_has_the_same_tokens(family: str, monkeypatch:
         expected, expected_values, _ = generated(patch, SEGMENTS, methods, prompts)
     assert tokens == expected
     assert torch.allclose(values, expected_values, atol=2e-4)
-    queries = [[sequence.queries for sequence in batch.step.sequences] for batch in steps]
+    queries = [[sequence.queries for sequence in batch.sequences[0]] for batch in steps]
     assert ran == len(steps) > NEW, "the other attention makes none"
     assert any(1 in step and max(step) > 1 for step in queries), "prefill beside decoding"
     assert any(len(step) > 1 and set(step) == {1} for step in queries), "decoding alone"
@@ -111,9 +111,9 @@ def test_pages_out_of_reach_leave_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     evicted: list[int] = []
     made = paged_batch.paged_batch
 
-    def noted(sequences: Any, *args: Any) -> PagedBatch:
-        evicted.extend(sequence.evicted_pages for sequence in sequences)
-        return made(sequences, *args)
+    def noted(groups: Any, *args: Any) -> PagedBatch:
+        evicted.extend(sequence.evicted_pages for sequence in groups[0])
+        return made(groups, *args)
 
     monkeypatch.setattr("service.engine.adapter.inputs.paged_batch", noted)
     with patched(tiny_model("llama")[1]) as patch:
@@ -147,8 +147,8 @@ def test_a_step_that_runs_out_of_memory_is_repeated(monkeypatch: pytest.MonkeyPa
     attend = PagedBatch.attend
 
     def fails_once(self: PagedBatch, *args: Any) -> torch.Tensor:
-        if len(self.step.sequences) == 3 and not failed:
-            failed.append(max(sequence.queries for sequence in self.step.sequences))
+        if len(self.sequences[0]) == 3 and not failed:
+            failed.append(max(sequence.queries for sequence in self.sequences[0]))
             raise torch.OutOfMemoryError("CUDA out of memory")
         return attend(self, *args)
 
@@ -269,15 +269,15 @@ def test_pages_are_those_of_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     swapped = 0
     remembered = EncodingCache.pages_of
 
-    def checked(self: EncodingCache, request_id: str) -> tuple[tuple[int, ...], int, int]:
+    def checked(self: EncodingCache, request_id: str) -> list[Table]:
         nonlocal swapped
         found = remembered(self, request_id)
-        before = last.get(request_id, ())
-        swapped += found[0][: len(before)] != before
-        last[request_id] = found[0]
-        kept = self.tables.pop(request_id)
+        (table,), before = found, last.get(request_id, ())
+        swapped += table.pages[: len(before)] != before
+        last[request_id] = table.pages
+        kept = self.tables.pop((request_id, 0))
         assert found == remembered(self, request_id)
-        self.tables[request_id] = kept
+        self.tables[request_id, 0] = kept
         return found
 
     monkeypatch.setattr(EncodingCache, "pages_of", checked)

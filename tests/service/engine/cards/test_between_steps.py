@@ -30,9 +30,10 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return recorded(monkeypatch)
 
 
-def test_rows_are_those_of_a_fresh_look(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_rows_are_those_of_a_fresh_look(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefixes are shared, so that full pages are replaced by equal ones; windows give pages back."""
-    tables: dict[int, tuple[int, ...]] = {}
+    tables: dict[tuple[int, int], tuple[int, ...]] = {}
     brief, ordinary = 0, DecodeRows.take
 
     def compared(self: DecodeRows, states: list[Any]) -> None:
@@ -40,13 +41,14 @@ def test_rows_are_those_of_a_fresh_look(monkeypatch: pytest.MonkeyPatch) -> None
         ordinary(self, states)
         fresh = DecodeRows(self._cache, self._requests)
         ordinary(fresh, states)
-        tables.update(self.pages)
+        for group, pages in enumerate(self.pages):
+            tables.update({(group, row): own for row, own in pages.items()})
+            assert fresh.pages[group] == {row: tables[group, row] for row in range(len(states))}
         assert np.array_equal(self.numbers, fresh.numbers)
-        assert fresh.pages == {row: tables[row] for row in range(len(states))}
-        brief += len(self.pages) < len(states)
+        brief += len(self.pages[0]) < len(states)
 
     monkeypatch.setattr(DecodeRows, "take", compared)
-    with patched(tiny_model("llama")[1]) as patch:
+    with patched(tiny_model(family)[1]) as patch:
         methods = [parse(fields) for fields in ENCODINGS]
         prompts = prompts_for(methods, 30)
         prompts[4] = prompts[3]
@@ -59,7 +61,7 @@ def test_rows_are_those_of_a_fresh_look(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_expected_numbers_are_those_of_the_step() -> None:
     """Past the edges of pages and of parts, and for a step that was not expected."""
-    expecting, plain = (DecodeSteps(4, 40, 4, 99, torch.device("cpu")) for _ in range(2))
+    expecting, plain = (DecodeSteps(4, [40], 4, 99, torch.device("cpu")) for _ in range(2))
     tables = [tuple(range(1, 14)), tuple(range(20, 33)), tuple(range(40, 53))]
     for number in range(30):
         slots = [3, 1, 2] if number < 20 else [3, 1, 5]
@@ -68,9 +70,9 @@ def test_expected_numbers_are_those_of_the_step() -> None:
             PagedSequence(slot, start + number, 1, own)
             for slot, start, own in zip(slots, (2, 7, 12), pages, strict=True)
         ]
-        found, wanted = (steps.filled(sequences, [number, 5, 6]) for steps in (expecting, plain))
+        found, wanted = (steps.filled([sequences], [number, 5, 6]) for steps in (expecting, plain))
         assert torch.equal(found._on_device, wanted._on_device)
-        assert torch.equal(found.block_table, wanted.block_table)
+        assert torch.equal(found.tables[0].block_table, wanted.tables[0].block_table)
         assert found.longest == wanted.longest
         found.expect()
 

@@ -276,7 +276,7 @@ def test_a_temperature_of_the_first_forward_is_found(monkeypatch: pytest.MonkeyP
     shared: dict[Hashable, object] = {}
 
     def with_former_parts(step: DecodeStep) -> PagedBatch:
-        return PagedBatch([], packed=True, step=step, backend="triton", _shared=shared)
+        return PagedBatch([], packed=True, steps=step.tables, backend="triton", _shared=shared)
 
     with patched(tiny_model("llama")[1]) as patch:
         ordinary = run(patch, TRITON, methods, prompts, [8])

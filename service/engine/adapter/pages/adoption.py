@@ -1,0 +1,54 @@
+"""The cache that transformers builds, and its allocators, become ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION, SLIDING_ATTENTION
+
+from patches import LayersInPlace
+from service.engine.adapter.compatibility import adopt
+from service.engine.adapter.pages.by_head import give_out_runs
+from service.engine.adapter.pages.cache import EncodingCache
+from service.engine.adapter.pages.local import LocalAllocator
+from service.engine.adapter.pages.sectors import SectorAllocator, divide
+from service.engine.adapter.pages.windowed import WindowedAllocator
+from service.engine.limits import EngineLimits
+from service.engine.request import EngineRequest
+from service.engine.window import Sectors
+
+
+def adopt_cache(
+    cache: PagedAttentionCache,
+    requests: dict[str, EngineRequest],
+    token_bits: int,
+    limits: EngineLimits,
+    sectors: Sectors | None,
+    *,
+    runs: bool,
+) -> None:
+    """Make ``cache`` ours, before the first request. Prompts have tokens of at most ``token_bits``.
+
+    Its memory is divided into ``sectors``, or each request gets ``runs`` of places head by head, or neither.
+    """
+    keys: dict[str, Any] = {"numbers": {}, "live_keys": {}, "token_bits": token_bits}
+    kept: dict[str, Any] = {"in_place": {}, "tables": {}, "kept": LayersInPlace()}
+    adopt(cache, EncodingCache, requests=requests, **keys, **kept)
+    whole, local = (cache.cache_allocators.get(kind) for kind in (FULL_ATTENTION, SLIDING_ATTENTION))
+
+    def own(*tables: str) -> dict[str, Any]:
+        named: dict[str, Any] = {name: {} for name in ("windows", "evicted_pages", "by_head", *tables)}
+        return {"requests": requests, "turns": iter(()), "spare": range(0), **named}
+
+    if sectors is None:
+        if whole is not None:
+            adopt(whole, WindowedAllocator, **own())
+        if whole is not None and runs and len(cache.cache_allocators) == 1:
+            give_out_runs(cache, whole)  # type: ignore[arg-type]
+        return
+    if whole is not None:
+        adopt(whole, SectorAllocator, width=sectors.width, **own("left"))
+    step = {"local": sectors.window, "step_tokens": limits.max_batch_tokens}
+    adopt(local, LocalAllocator, width=sectors.width, **step, **own("left", "chains"))
+    divide(cache, sectors, limits.cache_tokens)
