@@ -1,0 +1,276 @@
+"""Layers that attend to a window or a chunk keep its pages only: the same tokens in less memory, always admitted."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import torch
+from transformers import ContinuousBatchingConfig, LlamaConfig
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.requests import RequestState
+
+from patches import PagedBatch, parse, patched
+from patches.attention.paged import batch as paged_batch
+from patches.encoding.masks import ChunkRange, DistanceRange
+from service.engine.adapter.pages.adoption import adopt_cache
+from service.engine.adapter.pages.cache import EncodingCache, sized_by_us
+from service.engine.adapter.pages.local import LocalAllocator, chained
+from service.engine.choice import EngineChoice
+from service.engine.engine import Engine
+from service.engine.limits import EngineLimits
+from service.engine.request import EngineRequest, SamplingParams
+from service.engine.window import LocalWindow, Sectors
+from service.sharing.admission import TooLarge
+from tests.models import VOCAB_SIZE, WINDOW, by_tier, tiny_model
+from tests.service.engine.adapter.test_paged_attention import (
+    EAGER,
+    LIMITS,
+    SEGMENTS,
+    WINDOWED,
+    every_encoding,
+    generated,
+    prompts_for,
+)
+from tests.service.engine.adapter.test_paged_eviction import prompt_of
+
+FAMILIES = ("gemma3", "starcoder2", "llama4", "gpt_oss", "cohere2", "gemma2")
+"""Windows in most layers, and in all; chunks; sinks; layers without rotation; windows in half of the layers."""
+
+PAGE, STEP = 4, 16
+
+
+# Tokens
+
+
+@pytest.mark.parametrize("family", by_tier(FAMILIES))
+def test_tokens_behind_pages_that_went_back(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of three windows, in chunks beside decoding: encodings of every kind have the tokens of whole caches."""
+    gaps: list[tuple[int, ...]] = []
+    made = paged_batch.paged_batch
+
+    def noted(groups: Any, *args: Any) -> PagedBatch:
+        gaps.append(tuple(max(sequence.evicted_pages for sequence in sequences) for sequences in groups))
+        return made(groups, *args)
+
+    monkeypatch.setattr("service.engine.adapter.inputs.paged_batch", noted)
+    with patched(tiny_model(family)[1]) as patch:
+        methods = [*every_encoding(patch)[::3], *map(parse, WINDOWED[:1])]
+        prompts = prompts_for(methods, 3 * WINDOW)
+        tokens, values, _ = generated(patch, EAGER, methods, prompts)
+        expected, expected_values, _ = generated(patch, SEGMENTS, methods, prompts)
+    assert tokens == expected
+    assert torch.allclose(values, expected_values, atol=2e-4)
+    assert max(max(each) for each in gaps) >= (2 * WINDOW - 8) // LIMITS.page_size
+    assert {len(each) for each in gaps} == {1 if family == "starcoder2" else 2}
+
+
+@asynccontextmanager
+async def running(family: str, cache_tokens: int, **options: Any) -> AsyncIterator[Engine]:
+    limits: dict[str, Any] = {"page_size": PAGE, "max_batch_tokens": STEP, **options}
+    with patched(tiny_model(family)[1]) as patch:
+        engine = Engine(patch, EngineLimits(cache_tokens, 64, **limits), (), choice=EngineChoice(attention="eager"))
+        try:
+            yield engine
+        finally:
+            engine.thread.stop(grace_s=1.0)
+
+
+async def finish(engine: Engine, prompt: list[int], new: int, method: str = "default") -> Any:
+    resolved = engine.patch.resolve(method, len(prompt) + new)
+    async for generation in engine.generate(prompt, resolved, SamplingParams(), new, pe_method=method):
+        last = generation
+    return last
+
+
+def reserved(engine: Engine, length: int) -> int:
+    return engine.max_cached_len(engine.patch.resolve("default", length), length)
+
+
+async def test_a_cache_serves_texts_that_are_longer_than_itself() -> None:
+    """Three of four layers slide, so a text of 600 tokens takes as much memory as 240 in all layers."""
+    async with running("cohere2", 240, prefix_sharing=False) as engine:
+        assert reserved(engine, 600) <= 240 < reserved(engine, 1000)
+        resolved = engine.patch.resolve("default", 600)
+        steps = engine.generate(prompt_of(560), resolved, SamplingParams(), 40, pe_method="")
+        held = [engine.load()["cache_tokens_used"] async for _ in steps]
+        assert len(held) == 40
+        assert 600 / 4 < max(held) <= reserved(engine, 600)
+        with pytest.raises(TooLarge):
+            await finish(engine, prompt_of(990), 10)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "starcoder2"])
+async def test_prefixes_are_shared_also_behind_the_window(family: str) -> None:
+    async with running(family, 800) as engine:
+        text = prompt_of(150)
+        first = await finish(engine, text, 20)
+        again = await finish(engine, text, 20)
+        assert again.cached_tokens == 148
+        assert again.token_ids == first.token_ids
+        shorter = await finish(engine, [*text[:90], 7], 20)
+        assert shorter.cached_tokens == 88
+    async with running(family, 800, prefix_sharing=False) as alone:
+        assert shorter.token_ids == (await finish(alone, [*text[:90], 7], 20)).token_ids
+
+
+async def test_all_memory_comes_back() -> None:
+    async with running("gemma3", 2000) as engine:
+        texts = [prompt_of(length, length % 3) for length in (5, 40, 41, 90, 130, 200)]
+        await asyncio.gather(*(finish(engine, text, 9) for text in texts))
+        cancelled = asyncio.create_task(finish(engine, prompt_of(300), 600))
+        while not engine.load()["cache_tokens_used"]:
+            await asyncio.sleep(0.001)
+        cancelled.cancel()
+        while engine.load()["running"] or engine.load()["cache_tokens_used"]:
+            await asyncio.sleep(0.01)
+        cache: Any = engine.thread.manager.batch_processor.cache  # type: ignore[union-attr]
+        cache.evict_cached_blocks()
+        cache.pool.try_to_free_sectors()
+        assert len(cache.pool.free_sectors) == cache.num_sectors > 0
+        for allocator in cache.cache_allocators.values():
+            assert (allocator.block_table, allocator.left, allocator.evicted_pages) == ({}, {}, {})
+        assert (cache.tables, cache.cache_allocators["sliding_attention"].chains) == ({}, {})
+
+
+# What admission counts
+
+
+def cache_of(kinds: list[str], sectors: Sectors, tokens: int, requests: dict[str, EngineRequest]) -> EncodingCache:
+    """A cache without a model, for layers of these kinds."""
+    config = LlamaConfig(
+        num_hidden_layers=len(kinds), hidden_size=8, num_attention_heads=2, num_key_value_heads=1, head_dim=4
+    )
+    config.layer_types, size = kinds, sectors.window.page_size
+    batching = ContinuousBatchingConfig(page_size=size, num_blocks=1, max_batch_tokens=STEP)
+
+    class Alone:
+        tp_size = 1
+
+    with sized_by_us(by_tables=True):
+        cache: Any = PagedAttentionCache(config, batching, torch.device("cpu"), Alone(), torch.float32)  # type: ignore[arg-type]
+    limits = EngineLimits(tokens, 0, page_size=size, max_batch_tokens=STEP)
+    adopt_cache(cache, requests, 8, limits, sectors, runs=False)
+    found: EncodingCache = cache
+    return found
+
+
+SHAPES = {"5 to 29": (5, 29), "10 to 52": (2, 11), "equal": (2, 2), "few local": (7, 2), "none whole": (0, 4)}
+
+
+@pytest.mark.parametrize(("whole", "local"), SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("mask", [DistanceRange(0, 21), ChunkRange(24, 0, 1)], ids=["window", "chunk"])
+def test_what_admission_counts_is_always_there(whole: int, local: int, mask: Any) -> None:
+    """Requests that share prefixes, give back pages and end in any order: none ever lacks a page."""
+    chance, requests, step = random.Random(whole * 100 + local), dict[str, EngineRequest](), 0
+    sectors = Sectors(whole, local, LocalWindow((mask,), mask.most_keys, PAGE))
+    kinds = ["full_attention"] * whole + ["sliding_attention"] * local
+    tokens = 900
+    cache = cache_of(kinds, sectors, tokens, requests)
+    active, used, admitted, most = dict[str, tuple[RequestState, int, int]](), 0, 0, 0
+    while admitted < 150 or active:
+        length = chance.choice([3, 9, 30, 31, 64, 200, 350])
+        window = chance.choice([None, None, (3, 17), (0, 9)])
+        need = sectors.max_cached_len(window, length, STEP)
+        if admitted < 150 and used + need <= tokens:
+            name, admitted, used = str(admitted), admitted + 1, used + need
+            text = [(n * n + chance.choice([1, 1, 2])) % 200 for n in range(length)]
+            request = EngineRequest(text, 0, chance.choice("ab"), 1, SamplingParams(), sink_window=window)
+            requests[name] = request
+            state = RequestState(name, text)
+            state.position_offset = cache.search_prefix_match(name, text)
+            active[name] = state, length, need
+        left = STEP
+        for name in chance.sample(sorted(active), len(active)):
+            state, length, need = active[name]
+            new = min(chance.choice([1, 1, 2, 5, 16]), left, length - state.position_offset)
+            left -= new
+            if new:
+                assert cache.can_store_request_tokens(state, new), f"{step}: {name} lacks a page"
+                complete = cache.count_new_complete_blocks(state, new)
+                state.position_offset += new
+                cache.mark_complete_blocks(state, complete)
+                own = [page for table in cache.pages_of(name)[:1] for page in table.pages]
+                assert len(set(own)) == len(own)
+            if state.position_offset == length or chance.random() < 0.003:
+                cache.free_blocks(name)
+                del active[name], requests[name]
+                used -= need
+        step, most = step + 1, max(most, len(active))
+    assert most > 3
+    cache.evict_cached_blocks()
+    cache.pool.try_to_free_sectors()
+    assert len(cache.pool.free_sectors) == cache.num_sectors
+
+
+def test_pages_of_different_requests_and_layers_do_not_meet() -> None:
+    """Each place of the cache belongs to one page of one layer."""
+    requests = {name: EngineRequest([1], 0, name, 1, SamplingParams()) for name in "abc"}
+    sectors = Sectors(2, 5, LocalWindow((DistanceRange(0, 9),), 9, PAGE))
+    kinds = [
+        "sliding_attention" if n in (0, 2, 3, 5, 6) else "full_attention" for n in range(7)
+    ]  # the first group slides
+    cache = cache_of(kinds, sectors, 400, requests)
+    for name in requests:
+        state = RequestState(name, list(range(30)))
+        assert cache.can_store_request_tokens(state, 30)
+    seen = set[int]()
+    for name in requests:
+        tables = cache.pages_of(name)
+        for layer in range(7):
+            allocator: Any = cache.layer_to_allocator[layer]
+            for states in allocator.get_cache_for_block_table(layer):
+                for page in tables[allocator.index].pages:
+                    seen.add(states[page].data_ptr())
+    pages = -(-30 // PAGE)
+    assert len(seen) == 3 * 7 * 2 * pages
+    spare = {
+        states[cache.spare_page].data_ptr()
+        for layer in range(7)
+        for states in cache.layer_to_allocator[layer].get_cache_for_block_table(layer)  # type: ignore[attr-defined]
+    }
+    assert len(spare) == 2 * 5, "groups share it, since only padding reads it"
+    assert not spare & seen
+
+
+# Windows and prefixes
+
+
+@pytest.mark.parametrize("mask", [DistanceRange(0, 9), DistanceRange(0, 1), DistanceRange(0, 8), ChunkRange(12, 0, 1)])
+@pytest.mark.parametrize("step", [1, 5, 16])
+def test_pages_go_back_once_no_query_reaches_them(mask: Any, step: int) -> None:
+    window, most = LocalWindow((mask,), mask.most_keys, PAGE), 0
+    for offset in range(PAGE):
+        for position in range(offset, 200, step):
+            evicted = window.evicted_pages(position)
+            reached = min(mask.key_range(q, q)[0] for q in range(position, position + step))
+            assert evicted * PAGE <= reached
+            assert (evicted + 2) * PAGE + PAGE > reached, "and soon after"
+            assert window.tokens_read(position) == position - evicted * PAGE
+            if position % PAGE:
+                assert evicted == window.evicted_pages(position - 1), "inside a page nothing changes"
+            most = max(most, (-(-(position + step) // PAGE) - evicted) * PAGE)
+    assert most <= window.max_cached_len(10_000, step)
+    assert window.max_cached_len(10_000, step) - most <= (PAGE if isinstance(mask, DistanceRange) else 12)
+    assert window.max_cached_len(7, step) <= 7
+
+
+def test_the_longest_prefix_has_all_pages_of_its_last_window() -> None:
+    chance = random.Random(3)
+    window = LocalWindow((DistanceRange(0, 14),), 14, PAGE)
+    for _ in range(200):
+        hashes = list(chained([chance.randrange(VOCAB_SIZE) for _ in range(60)], PAGE))
+        known = {each for each in hashes if chance.random() < 0.8}
+        allocator = LocalAllocator.__new__(LocalAllocator)
+        allocator.local, allocator.tokens_per_page = window, PAGE
+        allocator.ledger = type("Ledger", (), {"hash_to_block": dict.fromkeys(known, 0)})()  # type: ignore[assignment]
+        fitting = [
+            count
+            for count in range(1, len(hashes) + 1)
+            if known.issuperset(hashes[window.evicted_pages(count * PAGE) : count])
+        ]
+        assert allocator.matched(hashes) == max(fitting, default=0)
