@@ -91,6 +91,11 @@ class Patched(Encodings):
         return min([*self.windowed.values(), *self.attention_seam.chunks.values()], default=None)
 
     @property
+    def shared(self) -> Mapping[int, int]:
+        """The layers that attend to the keys and values of an earlier one, and that layer."""
+        return self.attention_seam.shared
+
+    @property
     def local_masks(self) -> dict[int, LayerMask]:
         """The masks of the layers that attend to a window or a chunk only, by index."""
         layers = sorted({*self.windowed, *self.attention_seam.chunks})

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from patches import Patched, ResolvedRecipe
+from patches import MAX_POSITION, Patched, ResolvedRecipe
 from service import context
 from service.engine.choice import PAGED, CannotGenerate, EngineChoice
 from service.engine.encodings import EncodingsInUse
@@ -115,6 +116,15 @@ class Engine:
             raise
         finally:
             self._metrics.finished(pe_method, generation, reason, time.perf_counter() - created)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a generation, prompt included, that fits into the cache under most encodings."""
+
+        def reserved(length: int) -> int:
+            return self.generations.rounded(self.thread.manager.max_cached_len(None, length))
+
+        return bisect_right(range(1, MAX_POSITION + 2), self.generations.most, key=reserved)
 
     def max_cached_len(self, resolved: ResolvedRecipe, length: int) -> int:
         """The most tokens of cache that a generation of ``length`` tokens ever holds."""

@@ -140,8 +140,9 @@ class ModelRegistry:
     def _add(self, ready: Started, settings: Settings, *, among: int) -> None:
         """Serve one of ``among`` models whose caches divide the free memory."""
         checkpoint, patch, choice = ready.checkpoint, ready.patch, ready.choice
+        by_tables = choice.backend is not None
         limits = EngineLimits(
-            cache_tokens=cache_tokens(patch, settings, among),
+            cache_tokens=cache_tokens(patch, settings, among, by_tables=by_tables),
             score_tokens=settings.score_tokens or MOST_TOKENS,
             page_size=settings.page_size,
             max_batch_tokens=settings.max_batch_tokens,
@@ -152,7 +153,7 @@ class ModelRegistry:
             prefix_sharing=settings.prefix_sharing,
             shared=settings.has_keys,
         )
-        cache = cache_bytes(limits.cache_tokens, patch)
+        cache = cache_bytes(limits.cache_tokens, patch, by_tables=by_tables)
         self._note_left(patch.model.device, cache)
         by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
         log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=cache >> 20, by=by)
@@ -166,8 +167,8 @@ class ModelRegistry:
         metrics = EngineMetrics(self._metrics, checkpoint.name)
         engine = Engine(patch, limits, _eos_token_ids(checkpoint.model, patch.num_logits), metrics, choice)
         self._stack.callback(engine.thread.stop, self._grace_s)
-        longest = settings.max_length or engine.generations.most
-        if longest > (room := engine.generations.most):
+        longest = settings.max_length or engine.longest
+        if longest > (room := engine.longest):
             log.warning("max_length_beyond_the_cache", model=checkpoint.name, max_length=longest, room=room)
         self._models[checkpoint.name] = ServedModel(
             name=checkpoint.name,

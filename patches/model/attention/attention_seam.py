@@ -47,7 +47,9 @@ class AttentionSeam:
         self._windowed = measurement.windowed
         self._forwards = forwards
         self.segments = SegmentAttention(measurement, heads, slots)
-        self.packed = PackedAttention(int(config.num_hidden_layers), measurement, self.segments, forwards)
+        self.shared = {layer: source for layer, source in measurement.shared.items() if self._needs_same(layer, source)}
+        layers = int(config.num_hidden_layers)
+        self.packed = PackedAttention(layers, self.shared, measurement, self.segments, forwards)
 
     def attention(
         self,
@@ -124,6 +126,11 @@ class AttentionSeam:
             raise ValueError("attention_mask must be a padding mask [rows, tokens]: bands decide the rest")
         mask, own = self.layer_mask(index, sliding_window), self.temperatures.get(index)
         return Layer(scaling, mask, softcap, None, module, own, bias, position_bias)
+
+    def _needs_same(self, layer: int, other: int) -> bool:
+        """True if both layers need the same keys in a cache, rotated alike."""
+        alike = self.layer_mask(layer) == self.layer_mask(other) and self._roles.get(layer) == self._roles.get(other)
+        return alike and layer not in self._compressed
 
     def layer_mask(self, index: int, sliding_window: int | None = None) -> LayerMask:
         """The mask of a layer, whose window a call may name."""

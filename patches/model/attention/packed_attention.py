@@ -26,8 +26,18 @@ from patches.model.measuring.measurement import Measurement
 class PackedAttention:
     """The attention of every layer of one model, in batches of one packed row."""
 
-    def __init__(self, layers: int, measurement: Measurement, segments: SegmentAttention, forwards: Forwards) -> None:
+    def __init__(
+        self,
+        layers: int,
+        shared: Mapping[int, int],
+        measurement: Measurement,
+        segments: SegmentAttention,
+        forwards: Forwards,
+    ) -> None:
+        """Layers that are ``shared`` have the pages of an earlier one, which writes them."""
         self._layers, self._segments, self._forwards = layers, segments, forwards
+        own = [layer for layer in range(layers) if layer not in shared]
+        self._shared, self._with_pages = shared, {layer: own.index(shared.get(layer, layer)) for layer in range(layers)}
         self._width, self._calls = measurement.cached.width, measurement.cached.calls
         self.rows = segments.rows
 
@@ -90,7 +100,8 @@ class PackedAttention:
         new_key, new_value = self._through_cache(key, value, batch, paged, index)
         pages = _narrowed(paged["k_cache"], key.shape[-1]), _narrowed(paged["v_cache"], value.shape[-1])
         role, group = self._segments.role(index), paged.get("group", 0)
-        batch.write(new_key[0].transpose(0, 1), new_value[0].transpose(0, 1), pages, group)
+        if index not in self._shared:
+            batch.write(new_key[0].transpose(0, 1), new_value[0].transpose(0, 1), pages, group)
         return batch.attend(query[0].transpose(0, 1), pages, layer, role, self.rows, group)[None]
 
     def _cached(
@@ -132,7 +143,8 @@ class PackedAttention:
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, index: int
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """The new states in the width of the cache, and their layer. A layer that attends again is another layer."""
-        layer = index + (self._layers * batch.calls_before(index) if self._calls > 1 else 0)
+        layer = self._with_pages[index] if isinstance(batch, PagedBatch) else index
+        layer += self._layers * batch.calls_before(index) if self._calls > 1 else 0
         return widened(key, self._width), widened(value, self._width), layer
 
 

@@ -7,7 +7,7 @@ compared. Nothing is looked up by name, so unknown models are measured too.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any, Literal, Protocol
@@ -53,6 +53,7 @@ class Measurement:
     ``geometry`` has the measured pair layout and offset. ``roles`` has the layers that attend. ``rotary_tables`` says
     which tables requests choose, and ``table`` is their format. ``windowed`` has the tokens of each layer's window. A
     model that ``chooses_keys`` does so in some layer, or adds numbers to scores there. It may need a whole ``mask``.
+    ``shared`` has the layers that attend to the keys and values of an earlier one, and that layer.
     ``compressed`` are the layers that also attend to keys of several tokens. ``elsewhere`` are the rotary modules that
     rotate such keys, by the positions of each call. The measurement took ``tokens``.
     """
@@ -65,6 +66,7 @@ class Measurement:
     windowed: Mapping[int, int]
     mask: MaskKind | None
     chooses_keys: bool
+    shared: Mapping[int, int] = field(default_factory=dict)
     compressed: frozenset[int] = frozenset()
     elsewhere: frozenset[nn.Module] = frozenset()
     tokens: int = TOKENS
@@ -109,7 +111,7 @@ def measured(
         raw.windowed = run(still, mask="booleans").windowed | raw.windowed
     if not still:
         roles: dict[int, Role] = dict.fromkeys(raw.states, "slots")
-        return Measurement(geometry(None), roles, raw.cached, tables, TableFormat(), *raw.masks)
+        return Measurement(geometry(None), roles, raw.cached, tables, TableFormat(), *raw.masks, raw.shared)
     trials = {table: run({**still, table: _turning(frequencies)}) for table, frequencies in still.items()}
     moved = {table: trial.moved(raw) for table, trial in trials.items()}
     chosen = _chosen(moved, raw.windowed.keys() - raw.compressed, len(raw.states))
@@ -118,7 +120,7 @@ def measured(
     found = _found(geometry(first), raw, trials[first], min(moved[first]), _turning(still[first]))
     by_requests = tables.choosing([table for table in chosen if table is not None])
     beyond = frozenset(raw.compressed), raw.elsewhere, raw.tokens
-    return Measurement(found, roles, raw.cached, by_requests, formats[first], *raw.masks, *beyond)
+    return Measurement(found, roles, raw.cached, by_requests, formats[first], *raw.masks, raw.shared, *beyond)
 
 
 def compared_tokens(config: Any, measurement: Measurement) -> int:

@@ -42,7 +42,8 @@ class Trial:
 
     It records each layer's states [rows, heads, tokens, dim]: queries, keys and values. ``windowed`` are the layers
     with a sliding window. ``biased`` are those that choose keys or add numbers to scores, ``indexed`` those that only
-    choose. ``compressed`` are those that attend to more keys than tokens. ``elsewhere`` are the rotary modules that it
+    choose. ``compressed`` are those that attend to more keys than tokens. ``shared`` are those that attend to the keys
+    and values of an earlier layer, and that layer (Gemma 3n). ``elsewhere`` are the rotary modules that it
     asks for other positions than those of the tokens, or not at all. Layers get whole masks of the kind ``mask``, or
     those that the model insists on.
     """
@@ -65,6 +66,7 @@ class Trial:
         self.biased: set[int] = set()
         self.indexed: set[int] = set()
         self.compressed: set[int] = set()
+        self.shared: dict[int, int] = {}
         self.cached = CachedStates()
         self.tokens = tokens
         self._mask, self._insists_on_masks, self._unwindowed = mask, False, unwindowed
@@ -128,6 +130,9 @@ class Trial:
             self.biased.add(layer)
         if block_indices is not None or (bias is not None and changes and _only_excludes(bias)):
             self.indexed.add(layer)
+        source = self._with_same(key, value)
+        if source is not None and source != layer:
+            self.shared[layer] = source
         self.states[layer] = query.detach(), key.detach(), value.detach()
         if sliding_window is not None:
             self.windowed[layer] = int(sliding_window)
@@ -146,6 +151,14 @@ class Trial:
         """``mask``, whose way to the layers is followed."""
         self._built.append((mask, local_size))
         return mask
+
+    def _with_same(self, key: torch.Tensor, value: torch.Tensor) -> int | None:
+        """The first layer with these states."""
+        for layer, (_, *own) in self.states.items():
+            same = zip(own, (key, value), strict=True)
+            if all(a.shape == b.shape and a.data_ptr() == b.data_ptr() for a, b in same):
+                return layer
+        return None
 
     def _window_by(self, mask: torch.Tensor | None) -> int | None:
         """The window of a built mask that reached a layer, whole or in part."""

@@ -48,12 +48,17 @@ def batching_config(limits: EngineLimits, *, divided: bool = False) -> Continuou
 
 def sectors_of(patch: Patched, page_size: int) -> Sectors | None:
     """The division of a cache, if some layers attend to a window or a chunk only."""
-    masks, calls = patch.local_masks, patch.cached.calls
-    if not masks:
+    masks, local, calls = set(patch.local_masks.values()), _are_local(patch), patch.cached.calls
+    if not any(local):
         return None
-    window = LocalWindow(tuple(dict.fromkeys(masks.values())), max(m.most_keys for m in masks.values()), page_size)
-    whole = patch.model.config.get_text_config().num_hidden_layers - len(masks)
-    return Sectors(whole * calls, len(masks) * calls, window)
+    window = LocalWindow(tuple(masks), max(mask.most_keys for mask in masks), page_size)
+    return Sectors(local.count(False) * calls, local.count(True) * calls, window)
+
+
+def _are_local(patch: Patched) -> list[bool]:
+    """True for a layer that attends to a window or a chunk only, of each layer that has pages of its keys."""
+    layers, masks = range(patch.model.config.get_text_config().num_hidden_layers), patch.local_masks
+    return [layer in masks for layer in layers if layer not in patch.shared]
 
 
 @contextmanager
@@ -74,7 +79,6 @@ class _AsCached:
         config, cached = patch.model.config.get_text_config(), patch.cached
         self._config = config
         self.num_key_value_heads, self.head_dim = cached.heads, cached.width
-        self.num_hidden_layers = config.num_hidden_layers * cached.calls
         kinds, whole = getattr(config, "layer_types", None), "full_attention"
         if not kinds:  # a sliding_window of the configuration may have no effect (Moshi)
             windowed = [layer in patch.windowed for layer in range(config.num_hidden_layers)]
@@ -87,9 +91,8 @@ class _AsCached:
             )
         own = [whole if kind == "chunked_attention" else kind for kind in kinds]
         if by_tables:
-            masks = patch.local_masks
-            own = ["sliding_attention" if layer in masks else whole for layer in range(config.num_hidden_layers)]
-        self.layer_types = own * cached.calls
+            own = ["sliding_attention" if local else whole for local in _are_local(patch)]
+        self.num_hidden_layers, self.layer_types = len(own) * cached.calls, own * cached.calls
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._config, name)
@@ -101,7 +104,8 @@ def configured_as_cached(patch: Patched, *, by_tables: bool) -> Iterator[None]:
 
     Heads and width are those that reach the attention (latent attention caches less by itself). A layer that attends
     twice is two. The manager does not know layers that attend within chunks: they cache every key, and our attention
-    masks the rest. With ``by_tables``, all layers that attend locally count as sliding ones.
+    masks the rest. With ``by_tables``, all layers that attend locally count as sliding ones, and layers that share the
+    keys of others do not count.
 
     Raises:
         UnsupportedModel: naming types of layers that pages cannot cache.

@@ -17,6 +17,7 @@ from transformers.generation.continuous_batching.requests import RequestState
 from patches import PagedBatch, parse, patched
 from patches.attention.paged import batch as paged_batch
 from patches.encoding.masks import ChunkRange, DistanceRange
+from service.engine.adapter import EncodingManager
 from service.engine.adapter.pages.adoption import adopt_cache
 from service.engine.adapter.pages.cache import EncodingCache, sized_by_us
 from service.engine.adapter.pages.local import LocalAllocator, chained
@@ -25,11 +26,14 @@ from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams
 from service.engine.window import LocalWindow, Sectors
+from service.models.memory.cache_size import cache_bytes_per_token
 from service.sharing.admission import TooLarge
 from tests.models import VOCAB_SIZE, WINDOW, by_tier, tiny_model
+from tests.service.engine.adapter.test_architectures import one_pass
 from tests.service.engine.adapter.test_paged_attention import (
     EAGER,
     LIMITS,
+    NEW,
     SEGMENTS,
     WINDOWED,
     every_encoding,
@@ -274,3 +278,27 @@ def test_the_longest_prefix_has_all_pages_of_its_last_window() -> None:
             if known.issuperset(hashes[window.evicted_pages(count * PAGE) : count])
         ]
         assert allocator.matched(hashes) == max(fitting, default=0)
+
+
+# Layers that share keys
+
+
+@pytest.mark.parametrize("choice", [EAGER, SEGMENTS], ids=str)
+def test_layers_that_share_keys_share_their_pages(choice: EngineChoice) -> None:
+    """The last two of four layers attend to the keys of the first two, which slide and do not."""
+    with patched(tiny_model("gemma3n")[1]) as patch:
+        assert patch.shared == {2: 0, 3: 1}
+        methods = [*every_encoding(patch)[::2], *map(parse, WINDOWED)]
+        prompts = prompts_for(methods, 3 * WINDOW, seed=5)
+        engine = choice.built(patch, LIMITS)
+        assert isinstance(engine, EncodingManager)
+        cache: Any = engine._create_batch_processor().cache
+        layers = sum(len(each.layer_indices) for each in cache.cache_allocators.values())
+        assert layers == (2 if choice is EAGER else 4)
+        per_token = cache_bytes_per_token(patch, by_tables=choice is EAGER)
+        assert sum(each.bytes_per_block for each in cache.cache_allocators.values()) == LIMITS.page_size * per_token
+        tokens, values, _ = generated(patch, choice, methods, prompts)
+        for method, prompt, found, logprobs in zip(methods, prompts, tokens, values, strict=True):
+            logits = one_pass(patch, method, prompt + found[:-1], len(prompt) + NEW)[-NEW:].log_softmax(-1)
+            assert logits.argmax(-1).tolist() == found
+            assert torch.allclose(logits.amax(-1).float(), logprobs, atol=2e-4)
