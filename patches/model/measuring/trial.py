@@ -75,6 +75,8 @@ class Trial:
         self.has_local_masks = False
         self._frequencies, self._tables, self._formats = frequencies, tables, formats
         self._calls: Counter[int] = Counter()
+        self._given: dict[tuple[int, int], tuple[int, torch.Tensor, torch.Tensor]] = {}
+        """Keys and values that reached a layer, by their identity: they must live as long as it decides."""
 
     def rotary(
         self,
@@ -130,8 +132,8 @@ class Trial:
             self.biased.add(layer)
         if block_indices is not None or (bias is not None and changes and _only_excludes(bias)):
             self.indexed.add(layer)
-        source = self._with_same(key, value)
-        if source is not None and source != layer:
+        source = self._given.setdefault((id(key), id(value)), (layer, key, value))[0]
+        if source != layer:
             self.shared[layer] = source
         self.states[layer] = query.detach(), key.detach(), value.detach()
         if sliding_window is not None:
@@ -151,14 +153,6 @@ class Trial:
         """``mask``, whose way to the layers is followed."""
         self._built.append((mask, local_size))
         return mask
-
-    def _with_same(self, key: torch.Tensor, value: torch.Tensor) -> int | None:
-        """The first layer with these states."""
-        for layer, (_, *own) in self.states.items():
-            same = zip(own, (key, value), strict=True)
-            if all(a.shape == b.shape and a.data_ptr() == b.data_ptr() for a, b in same):
-                return layer
-        return None
 
     def _window_by(self, mask: torch.Tensor | None) -> int | None:
         """The window of a built mask that reached a layer, whole or in part."""

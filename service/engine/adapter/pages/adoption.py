@@ -46,9 +46,12 @@ def adopt_cache(
             adopt(whole, WindowedAllocator, **own())
         if whole is not None and runs and len(cache.cache_allocators) == 1:
             give_out_runs(cache, whole)  # type: ignore[arg-type]
-        return
-    if whole is not None:
-        adopt(whole, SectorAllocator, width=sectors.width, **own("left"))
-    step = {"local": sectors.window, "step_tokens": limits.max_batch_tokens}
-    adopt(local, LocalAllocator, width=sectors.width, **step, **own("left", "chains"))
-    divide(cache, sectors, limits.cache_tokens)
+    else:
+        if whole is not None:
+            adopt(whole, SectorAllocator, width=sectors.width, **own("left"))
+        step = {"local": sectors.window, "step_tokens": limits.max_batch_tokens}
+        adopt(local, LocalAllocator, width=sectors.width, **step, **own("left", "chains"))
+        divide(cache, sectors, limits.cache_tokens)
+    tables = [each for each in cache.cache_allocators.values() if isinstance(each, WindowedAllocator)]
+    has_tables = len(tables) == len(cache.cache_allocators)
+    vars(cache).update(page_size=limits.page_size, by_tables=tables, has_tables=has_tables)

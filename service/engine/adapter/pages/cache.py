@@ -58,6 +58,12 @@ class EncodingCache(PagedAttentionCache):
     """Request id and group of layers -> its blocks, and their pages as layers number them."""
     kept: LayersInPlace
     """The state of layers between steps."""
+    page_size: int
+    """Tokens per page."""
+    by_tables: list[WindowedAllocator]
+    """The allocators of groups of layers with block tables."""
+    has_tables: bool
+    """True if all groups have some."""
 
     @property
     def groups(self) -> int:
@@ -65,14 +71,9 @@ class EncodingCache(PagedAttentionCache):
         return len(self.cache_allocators)
 
     @property
-    def page_size(self) -> int:
-        """Tokens per page."""
-        return self._first.tokens_per_page
-
-    @property
     def spare_page(self) -> int:
         """A page, as layers number them, that no request has: padding writes its keys there, and only padding reads."""
-        return self._first.write_trash_index // self._first.tokens_per_page
+        return self.by_tables[0].write_trash_index // self.page_size
 
     @property
     def spare_places(self) -> range:
@@ -84,15 +85,6 @@ class EncodingCache(PagedAttentionCache):
         """Request id -> the tokens that it needs, of requests that do without some between."""
         windowed = allocator_of(self)
         return {} if windowed is None else windowed.windows
-
-    @property
-    def _by_tables(self) -> list[WindowedAllocator]:
-        """The allocators of groups of layers with block tables."""
-        return [each for each in self.cache_allocators.values() if isinstance(each, WindowedAllocator)]
-
-    @property
-    def _first(self) -> FullAttentionCacheAllocator:
-        return next(iter(self.cache_allocators.values()))  # type: ignore[return-value]
 
     @property
     def _whole(self) -> WindowedAllocator:
@@ -119,11 +111,12 @@ class EncodingCache(PagedAttentionCache):
     def _give_way(self, state: RequestState, request_len: int) -> bool:
         """Free what a request lacks of the blocks that are kept for their prefixes, the longest unused first.
 
-        Returns False if none is kept. Admission counts kept blocks as free ones.
+        Sectors whose blocks are all free come before. Returns False if there is neither. Admission counts both as free.
         """
-        tables = self._by_tables
-        if not tables:
-            return False
+        tables, free = self.by_tables, self.pool.num_free_sectors
+        self.pool.try_to_free_sectors()
+        if not tables or self.pool.num_free_sectors > free:
+            return bool(tables)
         needed = sum(each.needs_new_sectors(state.request_id, state.current_len(), request_len) for each in tables)
         most = max(tables, key=lambda each: len(each.ledger.cached_blocks) * each.bytes_per_block)
         lacking = (needed - self.pool.num_free_sectors) * most.blocks_per_sector
@@ -135,31 +128,28 @@ class EncodingCache(PagedAttentionCache):
 
     def evict(self, state: RequestState) -> None:
         """Give back the pages that a request no longer reaches."""
-        for each in self._by_tables:
+        for each in self.by_tables:
             each.evict(state.request_id, state.current_len())
 
     def _has_room(self, state: RequestState, request_len: int) -> bool:
         """True if a request's blocks have room for ``request_len`` more tokens, without those that it needs no more."""
-        tables, length = self._by_tables, state.current_len()
+        tables, length = self.by_tables, state.current_len()
         self.evict(state)
         has_room = [each.has_room(state.request_id, length + request_len) for each in tables]
-        if self.groups == len(tables) and all(has_room):
-            return True
-        self.pool.try_to_free_sectors()
-        return False
+        return self.has_tables and all(has_room)
 
     def is_inside_page(self, state: RequestState) -> bool:
         """True if the next token of a decoding request needs no new page, fills none, and makes none unreachable."""
         return (
             (state.position_offset + 1) % self.page_size > 1
             and state.request_id not in self.windows
-            and len(self._by_tables) == self.groups
+            and self.has_tables
         )
 
     def read_by_next(self, state: RequestState) -> int | None:
         """Tokens that the next step of a decoding request reads per layer; None without room for its new key."""
-        tables, windowed, past = self._by_tables, allocator_of(self), state.position_offset
-        needs_all = len(tables) == self.groups and (windowed is None or windowed.window_of(state.request_id) is None)
+        tables, windowed, past = self.by_tables, allocator_of(self), state.position_offset
+        needs_all = self.has_tables and (windowed is None or windowed.window_of(state.request_id) is None)
         has_room = needs_all and all(each.has_room(state.request_id, past + 1) for each in tables)
         if not (has_room or self.can_store_request_tokens(state, 1)):
             return None
@@ -172,8 +162,8 @@ class EncodingCache(PagedAttentionCache):
         """Most tokens that the next step of one request reads, per layer; None for all of them."""
         windowed, past = allocator_of(self), state.current_len()
         window = None if windowed is None else windowed.window_of(state.request_id)
-        if windowed is None and self._by_tables:  # layers that attend locally, and no others
-            return self._by_tables[0].keys_of(state.request_id, past, 0)
+        if windowed is None and self.by_tables:  # layers that attend locally, and no others
+            return self.by_tables[0].keys_of(state.request_id, past, 0)
         if window is None:
             return self._infer_read_cache_limit()
         sliding = [a.get_seqlen_k(past, 0) for a in self.cache_allocators.values() if a is not windowed]
@@ -280,7 +270,7 @@ class EncodingCache(PagedAttentionCache):
         As long as a request has the same pages, they are the same object: long texts have thousands.
         """
         found = []
-        for allocator in self._by_tables:
+        for allocator in self.by_tables:
             blocks, window = allocator.block_table[request_id], allocator.window_of(request_id)
             known, pages = self.tables.get((request_id, allocator.index), ([], ()))
             if known != blocks:  # equal prefixes become the same blocks, and the length stays
@@ -293,7 +283,7 @@ class EncodingCache(PagedAttentionCache):
     @property
     def most_pages(self) -> list[int]:
         """The most pages of a request in each group of layers."""
-        return [each.most_pages for each in self._by_tables]
+        return [each.most_pages for each in self.by_tables]
 
     @override
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
