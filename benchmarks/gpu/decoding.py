@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 
 from benchmarks.gpu.engines import BATCH_TOKENS, answers, batching, cache_room, engine_of, generate
 from benchmarks.gpu.scale import Row, Scale, decoded_weights, peak, random_ids, reset_peak, twin_of
@@ -21,6 +21,7 @@ from benchmarks.models import BANDED, ENCODINGS, cached_bytes_per_token
 from benchmarks.speed.generate_speed import concurrent, methods_of
 from patches import patched
 from service.engine.choice import EngineChoice, choices
+from service.models.memory.cache_size import cache_bytes_per_token
 
 FEW = 4
 """New tokens of every request once all of them decode, before steps are timed."""
@@ -75,6 +76,29 @@ def long_context(scale: Scale) -> Iterator[Row]:
         yield f"8B decode at {scale.prompt}, {what}", 1e3 * taken.step, "ms/step", f"{ratios[1]:.2f} x default"
     for what, error in failures.items():
         yield f"8B at {scale.prompt}, {what}", float("nan"), "s", f"failed: {error}"
+
+
+def windows(scale: Scale) -> Iterator[Row]:
+    """Decode steps of Gemma 3's 1B shape behind a long prompt: five of six layers keep, and read, a window alone."""
+    scale = replace(scale, prompt=scale.long_prompt, rounds=2)
+    with torch.device(scale.device):
+        model = Gemma3ForCausalLM._from_config(Gemma3TextConfig(**scale.windowed), dtype=scale.dtype)
+    prompts, batch = [random_ids(scale, scale.prompt).tolist()], 1
+    with patched(model.eval().requires_grad_(False)) as patch, engine_of(patch, scale, batch) as (loop, engine):
+        runs = {
+            what: partial(answers, loop, engine, prompts, methods_of([fields], batch)) for what, fields in LONG.items()
+        }
+        seconds, failures = time_steps(runs, scale, 30, FEW)
+        length, kinds_of_layers = scale.prompt + FEW, model.config.layer_types
+        per_layer = cache_bytes_per_token(patch) / len(kinds_of_layers)
+        reserved = engine.max_cached_len(patch.resolve("default", length), length) / length
+    reached = {"sliding_attention": min(length, model.config.sliding_window), "full_attention": length}
+    read = decoded_weights(model) + per_layer * sum(reached[kind] for kind in kinds_of_layers)
+    yield f"memory of {length} tokens", 100 * reserved, "%", "of the keys of all layers"
+    for what, (_, step) in seconds.items():
+        yield f"decode, {what}", 1e3 * step, "ms/step", f"{read / step / scale.copy_rate:.1%} of copy bandwidth"
+    for what, error in failures.items():
+        yield f"decode, {what}", float("nan"), "ms/step", f"failed: {error}"
 
 
 def memory_128k(scale: Scale) -> Iterator[Row]:

@@ -30,6 +30,19 @@ LLAMA_8B = LLAMA_1B | {
     "tie_word_embeddings": False,
 }
 
+GEMMA_1B: dict[str, Any] = {
+    "vocab_size": 262144,
+    "hidden_size": 1152,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "sliding_window": 512,
+    "layer_types": [("full" if layer % 6 == 5 else "sliding") + "_attention" for layer in range(26)],
+}
+
 
 @dataclass
 class Scale:
@@ -51,6 +64,7 @@ class Scale:
     matrix: int = 8192
     copy_rate: float = float("nan")
     matrix_rate: float = float("nan")
+    windowed: dict[str, Any] = field(default_factory=lambda: GEMMA_1B)
     _models: dict[str, LlamaForCausalLM] = field(default_factory=dict)
 
     def model(self, name: str) -> LlamaForCausalLM:
@@ -80,6 +94,9 @@ SMOKE = Scale(
     score_tokens=96,
     copy_bytes=1 << 20,
     matrix=64,
+    windowed=GEMMA_1B
+    | _TINY
+    | {"head_dim": 16, "sliding_window": 16, "num_hidden_layers": 6, "layer_types": GEMMA_1B["layer_types"][:6]},
 )
 
 

@@ -15,7 +15,7 @@ from service.evaluation.sweep.judging import cost_of, weight_of
 from service.evaluation.sweep.results import Cost
 from service.evaluation.unit import Outcome, Subject
 from service.export.targets import carriers, differences
-from service.models.memory.cache_size import cache_bytes_per_token
+from service.models.memory.cache_size import kept_bytes
 
 OWN = {"method": "default"}
 """The checkpoint's own encoding, which is subject 0."""
@@ -145,7 +145,7 @@ class Judge:
             model=subject.model,
             request=request_of(subject.method),
             cost=self._cost(index),
-            memory=Memory(tokens=cached, bytes=cached * cache_bytes_per_token(subject.patch)),
+            memory=Memory(tokens=cached, bytes=kept_bytes(subject.patch, cached)),
             window=self._window(index),
             rounds=self._rounds[index],
             verdict=self._verdict(index),

@@ -26,6 +26,13 @@ def cache_bytes_per_token(patch: Patched, *, by_tables: bool = False) -> int:
     return int(2 * layers * cached.calls * cached.heads * cached.width * patch.model.dtype.itemsize)
 
 
+def kept_bytes(patch: Patched, tokens: int) -> int:
+    """Bytes that keys and values of a text of ``tokens`` take on block tables: layers with a window keep no more."""
+    windows = [patch.local_masks.get(layer) for layer in patch.roles if layer not in patch.shared]
+    kept = sum(tokens if window is None else min(tokens, window.most_keys) for window in windows)
+    return kept * cache_bytes_per_token(patch, by_tables=True) // len(windows)
+
+
 def cache_tokens(patch: Patched, settings: Settings, among: int = 1, *, by_tables: bool = False) -> int:
     """Tokens of paged cache: as configured; else what fits into 70 % of an accelerator's free memory, divided ``among``
     so many models. On a CPU 32 times the trained length, at most 32768, or ``max_length`` where that is more. There

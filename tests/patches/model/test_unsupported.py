@@ -212,13 +212,13 @@ def test_another_window_than_that_of_the_layers_is_refused(
     kind: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check at the start goes past windows and chunks of few tokens."""
-    original = AttentionSeam._layer_mask
+    original = AttentionSeam.layer_mask
 
-    def larger(self: AttentionSeam, index: int, sliding_window: int | None) -> LayerMask:
+    def larger(self: AttentionSeam, index: int, sliding_window: int | None = None) -> LayerMask:
         mask = original(self, index, sliding_window)
         return CAUSAL if mask != CAUSAL else mask
 
-    monkeypatch.setattr(AttentionSeam, "_layer_mask", larger)
+    monkeypatch.setattr(AttentionSeam, "layer_mask", larger)
     model = configurations.tiny_model(kind, **fields)
     with pytest.raises(UnsupportedModel, match="the patched logits differ by"), patched(model):
         raise AssertionError("never entered")

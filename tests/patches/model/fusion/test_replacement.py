@@ -77,7 +77,7 @@ def test_the_batch_of_a_forward_decides(fused: Counter[str], monkeypatch: pytest
         seen.append(is_fusing())
 
     def forward(patch: Patched, backend: Any) -> None:
-        batch = PagedBatch([], packed=True, step=None, backend=backend)  # type: ignore[arg-type]
+        batch = PagedBatch([], packed=True, steps=[], backend=backend)
         with patch.packed(batch, {}):
             patch.run(own, input_ids=tiny_tokens(1, 5), position_ids=torch.arange(5)[None])
 

@@ -15,12 +15,12 @@ from patches import Patched, patched
 from service.engine.padded.caches import sizes
 from service.models import registry
 from service.models.checkpoint.loading import ModelLoadError
-from service.models.memory.cache_size import cache_bytes, cache_bytes_per_token, cache_tokens
+from service.models.memory.cache_size import cache_bytes, cache_bytes_per_token, cache_tokens, kept_bytes
 from service.models.memory.score_size import MOST_TOKENS, SHARE, score_bytes, score_bytes_per_token, score_tokens
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.field import configurations
-from tests.models import tiny_model
+from tests.models import WINDOW, tiny_model
 
 Memory = namedtuple("Memory", "available")
 
@@ -128,3 +128,13 @@ def test_the_models_of_a_device_share_the_memory_of_passes(checkpoints: Path, mo
         assert waits.granted.is_set()
     finally:
         models.close()
+
+
+@pytest.mark.parametrize(("family", "layers"), [("llama", (2, 0)), ("cohere2", (1, 3)), ("gemma3n", (1, 1))])
+def test_windows_keep_no_more_than_they_reach(family: str, layers: tuple[int, int]) -> None:
+    """Of four layers of Gemma 3n, two share the keys of the others."""
+    with patched(tiny_model(family)[1]) as model:
+        per_layer = cache_bytes_per_token(model, by_tables=True) // sum(layers)
+        whole, local = layers
+        for tokens in (5, WINDOW, 1000):
+            assert kept_bytes(model, tokens) == per_layer * (whole * tokens + local * min(tokens, WINDOW))
