@@ -68,6 +68,7 @@ DROPPED = "tests/service/openai/text/test_dropped.py"
 MESSAGES = "tests/service/openai/anthropic/test_messages.py"
 TEMPLATING = "tests/service/openai/text/test_templating.py"
 CARD = "tests/service/engine/cards/test_card.py"
+LOCAL_PAGES = "tests/service/engine/adapter/test_local_pages.py"
 PAGED_ATTENTION = "tests/service/engine/adapter/test_paged_attention.py"
 FUSED = "tests/patches/attention/test_fused.py"
 IN_PLACE = "tests/service/engine/decode/test_in_place.py"
@@ -302,6 +303,16 @@ SERVED = [
              "position - max(0, self.evicted_pages.get(request_id, 0) - 1) *", (EVICTION,)),
     Mutation("window dropped a page early", "service/engine", "(position - self.window_size + 1) // self.page_size",
              "(position - self.window_size + 1 + self.page_size) // self.page_size", (EVICTION,)),
+    Mutation("pages of windows leave early", "service/engine", "begins = position - position % self.page_size",
+             "begins = position + self.page_size", (LOCAL_PAGES,)),
+    Mutation("the last window of a prefix has gaps", "service/engine", "if missing < self.local.evicted_pages(",
+             "if count or self.local.evicted_pages(", (LOCAL_PAGES,)),
+    Mutation("sectors of several requests", "service/engine", "gaps + 1 if blocks > 1 else 0", "0", (LOCAL_PAGES,)),
+    Mutation("a group reads the table of the other", "service/engine",
+             'kwargs["group"] = self.layer_to_allocator[layer_idx].index', 'kwargs["group"] = 0', (LOCAL_PAGES,)),
+    Mutation("the longest text as if no layer slid", "service/engine",
+             "rounded(self.thread.manager.max_cached_len(None, length))", "rounded(length)",
+             (f"{LOCAL_PAGES}::test_a_model_serves_texts_that_are_longer_than_its_cache",)),
     Mutation("prefixes shared between encodings", "service/engine", "token | self._salt", "token",
              (ENGINE,)),
     Mutation("slots of the wrong requests", "service/engine", "encode(written.position_ids[: len(slots)], slots)",
@@ -446,7 +457,9 @@ CARRIED = [
              "_last.norm is norm else", ("tests/patches/model/fusion/test_residual.py",)),
     Mutation("a layer that hides the cache is fused", "patches", "attention.given == arguments and not any", "not any",
              ("tests/patches/model/fusion/test_residual.py",)),
-    Mutation("parts of another length", "patches", "2 * (keys > 64 * split)", "2 * (keys > 32 * split)",
+    Mutation("parts of another length", "patches", "2 * (cached > 64 * split)", "2 * (cached > 32 * split)",
+             ("tests/patches/attention/paged/test_decode.py",)),
+    Mutation("parts within a gap", "patches", "part += within * (part >= before)", "part += 0",
              ("tests/patches/attention/paged/test_decode.py",)),
     Mutation("a step ahead without its tokens", "patches", "        self.input_ids[0, : len(tokens)].copy_(tokens)\n",
              "", (f"{AHEAD}::test_tokens_are_those_of_ordinary_steps",)),
@@ -583,8 +596,8 @@ CARRIED = [
     Mutation("a step ahead into the same page", "patches", "is_written and (rows[:, 1] % self.page_size).all() else",
              "is_written else", (f"{AHEAD}::test_one_request_waits_for_the_host_at_edges_only",)),
     Mutation("a step that is being read, overwritten", "patches",
-             "self._now, self._next = (_Numbers(count, longs, integers, self.device) for _ in range(2))",
-             "self._now = self._next = _Numbers(count, longs, integers, self.device)",
+             "self._now, self._next = (_Numbers(layout, page_size, device) for _ in range(2))",
+             "self._now = self._next = _Numbers(layout, page_size, device)",
              (f"{LATE}::test_tokens_are_those_of_steps_at_once",)),
     Mutation("tokens read before they are drawn", "service/engine", "                self._arrival.synchronize()\n",
              "                pass\n", (f"{LATE}::test_tokens_are_those_of_steps_at_once",)),

@@ -21,7 +21,10 @@ TRANSFORMERS_IN_PATCHES = {"patches/model/hf.py"}
 TRANSFORMERS_IN_SERVICE = {
     "service/models/text/tokenizing.py",
     "service/engine/adapter/pages/by_head.py",  # these thirteen: the one adapter around continuous batching
+    "service/engine/adapter/pages/adoption.py",
     "service/engine/adapter/pages/cache.py",
+    "service/engine/adapter/pages/local.py",
+    "service/engine/adapter/pages/sectors.py",
     "service/engine/adapter/compatibility.py",
     "service/engine/adapter/configuration.py",
     "service/engine/adapter/decode_inputs.py",

@@ -47,7 +47,7 @@ class SinkWindow:
 class LocalWindow:
     """The tokens that layers with these ``masks`` reach: windows or chunks of at most ``size`` tokens.
 
-    Pages of ``page_size`` tokens are evicted when a new one begins: a step inside a page has those of the one before.
+    Pages of ``page_size`` tokens are evicted when a new one begins. So a step inside a page has those of the former.
     """
 
     masks: tuple[LayerMask, ...]

@@ -71,9 +71,9 @@ def about(sequences: Sequence[PagedSequence]) -> np.ndarray:
 def parts_of(keys: np.ndarray, gaps: np.ndarray, split: int) -> np.ndarray:
     """int64 [n, 4] of sequences with ``keys`` int [n], without those in ``gaps`` [n, 2] of positions [start, stop).
 
-    The columns are the keys of a part, the parts of a sequence, those before its gap, and those within it, which the
-    parts do without. A part ends at a multiple of its size. Sizes depend on the sequence's own length only, and so does
-    the rounding of its numbers; a long one fills a card with larger ones.
+    Columns count the keys of a part, the parts of a sequence, those before its gap, and those within it. The
+    latter are left out. A part ends at a multiple of its size. Sizes depend on the sequence's own keys only, and so
+    does the rounding of its numbers. A long sequence fills a card with larger parts.
     """
     start, stop = gaps.T
     cached = keys - (stop - start)

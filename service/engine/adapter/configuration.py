@@ -56,7 +56,7 @@ def sectors_of(patch: Patched, page_size: int) -> Sectors | None:
 
 
 def _are_local(patch: Patched) -> list[bool]:
-    """True for a layer that attends to a window or a chunk only, of each layer that has pages of its keys."""
+    """For each layer that has pages: True if it attends to a window or a chunk only."""
     layers, masks = range(patch.model.config.get_text_config().num_hidden_layers), patch.local_masks
     return [layer in masks for layer in layers if layer not in patch.shared]
 
@@ -104,8 +104,8 @@ def configured_as_cached(patch: Patched, *, by_tables: bool) -> Iterator[None]:
 
     Heads and width are those that reach the attention (latent attention caches less by itself). A layer that attends
     twice is two. The manager does not know layers that attend within chunks: they cache every key, and our attention
-    masks the rest. With ``by_tables``, all layers that attend locally count as sliding ones, and layers that share the
-    keys of others do not count.
+    masks the rest. With ``by_tables``, all layers that attend locally count as sliding ones. Layers that share the keys
+    of others do not count then.
 
     Raises:
         UnsupportedModel: naming types of layers that pages cannot cache.

@@ -1,8 +1,8 @@
-"""Memory of a cache whose layers differ in the keys that they need: sectors, each of one request in a group of layers.
+"""Memory of a cache whose layers need different keys: sectors, each of one request in one group of layers.
 
 Layers that attend locally keep a window, all others keep every key. Groups take free sectors as they need them (Jenga,
-arXiv:2503.18292). A sector that only one request fills is empty when the request ends, so no memory is lost between
-requests, and what admission has counted is always there.
+arXiv:2503.18292). A sector of one request is empty when the request ends. So the memory that admission has counted is
+always there.
 """
 
 from __future__ import annotations

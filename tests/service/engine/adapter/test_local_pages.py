@@ -1,4 +1,4 @@
-"""Layers that attend to a window or a chunk keep its pages only: the same tokens in less memory, always admitted."""
+"""Layers that attend to a window or a chunk keep its pages only: the same tokens in less memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,8 +28,11 @@ from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams
 from service.engine.window import LocalWindow, Sectors
 from service.models.memory.cache_size import cache_bytes_per_token
+from service.models.registry import ModelRegistry
+from service.settings import Settings
 from service.sharing.admission import TooLarge
 from tests.models import VOCAB_SIZE, WINDOW, by_tier, tiny_model
+from tests.service.conftest import tiny_tokenizer
 from tests.service.engine.adapter.test_architectures import one_pass
 from tests.service.engine.adapter.test_paged_attention import (
     EAGER,
@@ -108,6 +112,19 @@ async def test_a_cache_serves_texts_that_are_longer_than_itself() -> None:
             await finish(engine, prompt_of(990), 10)
 
 
+def test_a_model_serves_texts_that_are_longer_than_its_cache(tmp_path: Path) -> None:
+    tiny_model("cohere2")[1].save_pretrained(tmp_path / "tiny")
+    tiny_tokenizer().save_pretrained(tmp_path / "tiny")
+    settings = Settings(_env_file=None, model=str(tmp_path / "tiny"), attention="eager", cache_tokens=6400)
+    registry = ModelRegistry(settings)
+    try:
+        served = registry.get("tiny")
+        assert 3 * 6400 < served.max_length == served.engine.longest
+        assert reserved(served.engine, served.max_length) <= 6400 < reserved(served.engine, served.max_length + 32)
+    finally:
+        registry.close()
+
+
 @pytest.mark.parametrize("family", ["gemma3", "starcoder2"])
 async def test_prefixes_are_shared_also_behind_the_window(family: str) -> None:
     async with running(family, 800) as engine:
@@ -141,7 +158,7 @@ async def test_all_memory_comes_back() -> None:
         assert (cache.tables, cache.cache_allocators["sliding_attention"].chains) == ({}, {})
 
 
-# What admission counts
+# Admission
 
 
 def cache_of(kinds: list[str], sectors: Sectors, tokens: int, requests: dict[str, EngineRequest]) -> EncodingCache:
