@@ -66,6 +66,7 @@ RESPONSE_TOOLS = "tests/service/openai/structure/test_response_tools.py"
 RESPONSE_LOGPROBS = "tests/service/openai/structure/test_response_logprobs.py"
 DROPPED = "tests/service/openai/text/test_dropped.py"
 MESSAGES = "tests/service/openai/anthropic/test_messages.py"
+ANTHROPIC_MODELS = "tests/service/openai/anthropic/test_models.py"
 TEMPLATING = "tests/service/openai/text/test_templating.py"
 CARD = "tests/service/engine/cards/test_card.py"
 PAGED_ATTENTION = "tests/service/engine/adapter/test_paged_attention.py"
@@ -569,8 +570,20 @@ CARRIED = [
              "evidence[subject].loss)", ("tests/service/evaluation/recommend/test_answer.py",)),
     Mutation("a last turn that says nothing", "service", 'if messages[-1] == {"role": "assistant", "content": ""}:',
              "if False:", (MESSAGES,)),
-    Mutation("failures before a route in the form of others", "service", 'path.startswith(f"{PATH}/")\n', "False\n",
+    Mutation("failures before a route in the form of others", "service", 'path.startswith(f"{folder}/")\n', "False\n",
              (MESSAGES,)),
+    Mutation("Anthropic's list of models for everybody", "service", "if is_from_client(Headers(scope=scope)) else",
+             "if scope else", (ANTHROPIC_MODELS,)),
+    Mutation("failures about models in the form of others", "service", "_is_under(MODELS, path) and is_from",
+             "False and is_from", (ANTHROPIC_MODELS,)),
+    Mutation("failures about models in Anthropic's form for everybody", "service", "path) and is_from_client(headers)",
+             "path)", (ANTHROPIC_MODELS,)),
+    Mutation("a page of models from the first one", "service", "start = max(0, end - limit)", "start = 0",
+             (ANTHROPIC_MODELS,)),
+    Mutation("a page of models begins with its cursor", "service", 'after_id, places) + 1', "after_id, places)",
+             (ANTHROPIC_MODELS,)),
+    Mutation("more models in the other direction", "service", "if before_id is None else start > 0",
+             "", (ANTHROPIC_MODELS,)),
     Mutation("cached tokens as input", "service", "usage.prompt_tokens - cached,", "usage.prompt_tokens,", (MESSAGES,)),
     Mutation("places without the instructions", "service", "offer.for_template(), fields)\n",
              "offer.for_template())\n", (DROPPED,)),
