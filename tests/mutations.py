@@ -67,6 +67,7 @@ RESPONSE_LOGPROBS = "tests/service/openai/structure/test_response_logprobs.py"
 DROPPED = "tests/service/openai/text/test_dropped.py"
 MESSAGES = "tests/service/openai/anthropic/test_messages.py"
 ANTHROPIC_MODELS = "tests/service/openai/anthropic/test_models.py"
+STOP_REASONS = "tests/service/openai/text/test_stop_reasons.py"
 TEMPLATING = "tests/service/openai/text/test_templating.py"
 CARD = "tests/service/engine/cards/test_card.py"
 PAGED_ATTENTION = "tests/service/engine/adapter/test_paged_attention.py"
@@ -566,6 +567,12 @@ CARRIED = [
              (MESSAGES,)),
     Mutation("a prefilled text that ends", "service", "(is_text and not self.add_generation_prompt)", "False",
              (MESSAGES,)),
+    Mutation("an end of the text as a stop token", "service", "for token in self.stop_token_ids if token not in eos)",
+             "for token in self.stop_token_ids)", (STOP_REASONS,)),
+    Mutation("a stop token before a stop string", "service", "self.stop_token if self.stop is None else self.stop",
+             "self.stop if self.stop_token is None else self.stop_token", (STOP_REASONS,)),
+    Mutation("a stream without the reason of its end", "service", '"stop_reason": part.piece.stop_reason, **echo',
+             "**echo", (STOP_REASONS,)),
     Mutation("a round by the last tokens alone", "service", "evidence[subject].loss_of_round)",
              "evidence[subject].loss)", ("tests/service/evaluation/recommend/test_answer.py",)),
     Mutation("a last turn that says nothing", "service", 'if messages[-1] == {"role": "assistant", "content": ""}:',

@@ -146,7 +146,8 @@ class PreparedPrompt:
         tokenizer, context, least = self.model.tokenizer, self.prompt.token_ids, sampling.min_tokens
         how = {"with_special_tokens": self.wanted.with_special_tokens, "with_stop": self.wanted.with_stop}
         text, ends = TextStream(tokenizer, self.wanted.stops, least, context, **how), self.model.engine.eos_token_ids
-        return Pieces(text, offset, ends if self.wanted.with_stop else sampling.ends_at(ends))
+        silent = ends if self.wanted.with_stop else sampling.ends_at(ends)
+        return Pieces(text, offset, silent, sampling.stop_tokens(ends))
 
 
 async def prepare(

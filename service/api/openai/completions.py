@@ -186,6 +186,7 @@ class _Answer:
             text="".join(piece.text for piece in pieces),
             logprobs=shown,
             finish_reason=finish_reason,
+            stop_reason=pieces[-1].stop_reason,
             pe=None if finish_reason is None else self._prompts[position].pe,
             auto=None if finish_reason is None else self._prompts[position].auto,
         )
