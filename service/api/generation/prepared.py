@@ -23,6 +23,7 @@ from service.api.generation.prompts import (
     check_min_tokens,
     check_prompt,
     check_scored,
+    first_tokens,
     last_tokens,
     prompts_of,
 )
@@ -30,7 +31,7 @@ from service.api.generation.refusals import refused
 from service.api.generation.room import Room, longest
 from service.api.generation.structure import Structure
 from service.api.generation.text import TextStream
-from service.api.generation.wanted import Wanted
+from service.api.generation.wanted import Kept, Wanted
 from service.api.quotas import Reserved, admit, left_to_answer, log_prompts, most_to_answer, upper_bound
 from service.api.responses import AutoChoice
 from service.engine.generation import Generation
@@ -209,10 +210,12 @@ async def _ranged(request: Request, served: ServedModel, targets: Sequence[Targe
     return [target._replace(method=method) for target, method in zip(targets, methods, strict=True)]
 
 
-def _kept(prompt: Prompt, keeps: int, room: Room, bos: int | None) -> Prompt:
-    """The last ``keeps`` tokens of ``prompt``, or as many as have ``room`` if that is below 0. A BOS stays first."""
-    fits = keeps < 0 and len(prompt.token_ids) <= room.whole
-    return prompt if fits else last_tokens(prompt, max(1, room.short) if keeps < 0 else keeps, bos)
+def _kept(prompt: Prompt, keeps: Kept, room: Room, bos: int | None) -> Prompt:
+    """The tokens that ``prompt`` keeps, as many as have ``room`` if their number is below 0. A BOS stays first."""
+    if keeps.tokens < 0 and len(prompt.token_ids) <= room.whole:
+        return prompt
+    most = max(1, room.short) if keeps.tokens < 0 else keeps.tokens
+    return first_tokens(prompt, most) if keeps.side == "right" else last_tokens(prompt, most, bos)
 
 
 async def _tickets(

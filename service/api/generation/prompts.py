@@ -100,6 +100,14 @@ def last_tokens(prompt: Prompt, most: int, bos: int | None) -> Prompt:
     return Prompt(ids[:first] + ids[at:], prompt.text[begin:], kept)
 
 
+def first_tokens(prompt: Prompt, most: int) -> Prompt:
+    """The first ``most`` tokens of ``prompt``."""
+    ids, starts = prompt.token_ids, prompt.starts
+    if len(ids) <= most:
+        return prompt
+    return Prompt(ids[:most], prompt.text[: starts[most]] if starts else "", starts[:most])
+
+
 def check_at_most(
     param: str,
     asked: int,
