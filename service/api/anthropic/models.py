@@ -31,7 +31,8 @@ class ClientRoute(Route):
 # The document has one operation per path and verb, which is OpenAI's.
 router = APIRouter(tags=["anthropic"], route_class=ClientRoute, include_in_schema=False)
 
-Lifecycle = Literal["active", "deprecated", "retired"]
+STAGES = frozenset({"active", "deprecated", "retired"})
+"""Values of the query parameter ``lifecycle``, which clients send with brackets."""
 
 
 class ModelObject(BaseModel):
@@ -41,7 +42,7 @@ class ModelObject(BaseModel):
     id: str
     display_name: str
     created_at: datetime
-    lifecycle: Lifecycle = "active"
+    lifecycle: Literal["active"] = "active"
     max_input_tokens: int
     max_tokens: int
 
@@ -61,13 +62,14 @@ async def models(
     limit: Annotated[int, Query(ge=1, le=1000)] = 20,
     before_id: str | None = None,
     after_id: str | None = None,
-    lifecycle: Annotated[list[Lifecycle] | None, Query(alias="lifecycle[]")] = None,
 ) -> ModelPage:
     """Served models and the preset encodings of each, from one end or beside a model. All of them are active."""
     if before_id is not None and after_id is not None:
         raise bad_request("after_id: not with before_id", "after_id")
-    is_wanted = lifecycle is None or "active" in lifecycle
-    entries = listed(request.app.state.models) if is_wanted else []
+    stages = request.query_params.getlist("lifecycle[]")
+    if not STAGES.issuperset(stages):
+        raise bad_request("lifecycle: must be 'active', 'deprecated' or 'retired'", "lifecycle")
+    entries = listed(request.app.state.models) if "active" in stages or not stages else []
     places = {entry.name: place for place, entry in enumerate(entries)}
     if before_id is not None:
         end = _place("before_id", before_id, places)

@@ -66,6 +66,7 @@ def test_all_models_are_active(client: anthropic.Anthropic) -> None:
         ({"limit": 0}, "limit"),
         ({"limit": 1001}, "limit"),
         ({"limit": "all"}, "limit"),
+        ({"lifecycle": ["active", "new"]}, "lifecycle"),
         ({"after_id": "claude"}, "after_id"),
         ({"before_id": "claude"}, "before_id"),
         ({"before_id": "tiny", "after_id": "tiny"}, "after_id"),
