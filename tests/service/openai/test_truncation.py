@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.api.generation.prompts import Prompt, last_tokens
+from service.api.generation.prompts import Prompt, first_tokens, last_tokens, read_prompt
 from tests.service.conftest import TEXT
 from tests.service.openai.conftest import answer
 
@@ -77,6 +77,17 @@ def test_the_first_tokens_stay(http: httpx.Client, tokenizer: Any) -> None:
     body = {"messages": LONG, "truncation_side": "right", "return_token_ids": True, "temperature": 0, "max_tokens": 7}
     for keeps, most in ((50, 50), (-1, CONTEXT - 7)):
         assert answer(http, CHAT, **body, truncate_prompt_tokens=keeps)["prompt_token_ids"] == whole[:most]
+
+
+def test_half_a_character_at_the_end(tokenizer: Any) -> None:
+    whole = read_prompt("Knots ⛵🙂 é.", tokenizer, with_text=True)
+    halves = 0
+    for most in range(1, len(whole.token_ids) + 1):
+        found = first_tokens(whole, most, tokenizer)
+        assert found.text == tokenizer.decode(found.token_ids, skip_special_tokens=True)
+        assert len(found.token_ids) == len(found.starts) == most
+        halves += found.text.endswith("\ufffd")
+    assert halves >= 5
 
 
 @pytest.mark.parametrize("bos", [0, None])
