@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,10 @@ from service import context
 from service.context import RequestContext
 from service.errors import ApiError, body_of
 
-PATH = "/v1/messages"
+PATH, MODELS = "/v1/messages", "/v1/models"
+VERSION_HEADER = "anthropic-version"
+"""A header of all requests of Anthropic's clients."""
+
 ID_HEADER = "request-id"
 
 KINDS = {
@@ -41,13 +45,22 @@ def event_of(error: ApiError) -> tuple[Any, ...]:
     return failure_of(error, context.current().request_id), "error"
 
 
-def is_of(path: str) -> bool:
-    """True if failures on ``path`` have this form."""
-    return path == PATH or path.startswith(f"{PATH}/")
+def is_from_client(headers: Mapping[str, str]) -> bool:
+    """True if a client of Anthropic's API sends these headers."""
+    return VERSION_HEADER in headers
 
 
-def adapt(current: RequestContext, path: str) -> None:
+def is_of(path: str, headers: Mapping[str, str]) -> bool:
+    """True if failures of a request have this form: on these routes, and for these clients on that of models."""
+    return _is_under(PATH, path) or (_is_under(MODELS, path) and is_from_client(headers))
+
+
+def _is_under(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
+
+
+def adapt(current: RequestContext, path: str, headers: Mapping[str, str]) -> None:
     """Give a request to these routes the form of their failures, and the header in which clients read its id."""
-    if is_of(path):
+    if is_of(path, headers):
         current.shape = partial(failure_of, request_id=current.request_id)
         current.headers[ID_HEADER] = current.request_id

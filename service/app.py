@@ -121,7 +121,8 @@ def create_app(settings: Settings) -> FastAPI:
     tracing.install(app, settings)
     # No router includes another: FastAPI would build the routes of both at start-up.
     listings = (methods.router, figures.router, export.router, policies.router)
-    routers = (generate.router, *evaluations.ROUTERS, *routes.ROUTERS, *openai.ROUTERS, *anthropic.ROUTERS, *listings)
+    # Anthropic's routes come first: they leave requests for a path of OpenAI's to it unless they are of its clients.
+    routers = (generate.router, *evaluations.ROUTERS, *routes.ROUTERS, *anthropic.ROUTERS, *openai.ROUTERS, *listings)
     app.state.paths = [route.path for router in routers for route in router.routes if isinstance(route, APIRoute)]
     for router in routers:
         app.include_router(router, responses=failures(), dependencies=page.KEYS)

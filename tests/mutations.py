@@ -66,6 +66,8 @@ RESPONSE_TOOLS = "tests/service/openai/structure/test_response_tools.py"
 RESPONSE_LOGPROBS = "tests/service/openai/structure/test_response_logprobs.py"
 DROPPED = "tests/service/openai/text/test_dropped.py"
 MESSAGES = "tests/service/openai/anthropic/test_messages.py"
+ANTHROPIC_MODELS = "tests/service/openai/anthropic/test_models.py"
+STOP_REASONS = "tests/service/openai/text/test_stop_reasons.py"
 TEMPLATING = "tests/service/openai/text/test_templating.py"
 CARD = "tests/service/engine/cards/test_card.py"
 LOCAL_PAGES = "tests/service/engine/adapter/test_local_pages.py"
@@ -523,6 +525,13 @@ CARRIED = [
              ("tests/service/openai/test_truncation.py",)),
     Mutation("a shorter prompt is echoed whole", "service", "prompt.text[begin:], kept)", "prompt.text, kept)",
              ("tests/service/openai/test_truncation.py::test_the_echo_is_that_of_the_tokens",)),
+    Mutation("a prompt always loses its beginning", "service", 'if keeps.side == "right":', "if False:",
+             ("tests/service/openai/test_truncation.py::test_the_first_tokens_stay",)),
+    Mutation("a prompt without its end is echoed whole", "service", "text = prompt.text[: prompt.starts[most]]",
+             "text = prompt.text",
+             ("tests/service/openai/test_truncation.py::test_the_echo_is_that_of_the_tokens",)),
+    Mutation("half a character that is echoed whole", "service", "text if is_whole else f", "text if True else f",
+             ("tests/service/openai/test_truncation.py::test_half_a_character_at_the_end",)),
     Mutation("answers decoded without the prompt", "service", "self.wanted.stops, least, context,",
              "self.wanted.stops, least, (),", ("tests/service/openai/text/test_first_words.py",)),
     Mutation("a context that begins within a character", "service",
@@ -578,12 +587,30 @@ CARRIED = [
              (MESSAGES,)),
     Mutation("a prefilled text that ends", "service", "(is_text and not self.add_generation_prompt)", "False",
              (MESSAGES,)),
+    Mutation("an end of the text as a stop token", "service", "for token in self.stop_token_ids if token not in eos)",
+             "for token in self.stop_token_ids)", (STOP_REASONS,)),
+    Mutation("a stop token before a stop string", "service", "self.stop_token if self.stop is None else self.stop",
+             "self.stop if self.stop_token is None else self.stop_token", (STOP_REASONS,)),
+    Mutation("a stream without the reason of its end", "service", '"stop_reason": part.piece.stop_reason, **echo',
+             "**echo", (STOP_REASONS,)),
     Mutation("a round by the last tokens alone", "service", "evidence[subject].loss_of_round)",
              "evidence[subject].loss)", ("tests/service/evaluation/recommend/test_answer.py",)),
     Mutation("a last turn that says nothing", "service", 'if messages[-1] == {"role": "assistant", "content": ""}:',
              "if False:", (MESSAGES,)),
-    Mutation("failures before a route in the form of others", "service", 'path.startswith(f"{PATH}/")\n', "False\n",
+    Mutation("failures before a route in the form of others", "service", 'path.startswith(f"{folder}/")\n', "False\n",
              (MESSAGES,)),
+    Mutation("Anthropic's list of models for everybody", "service", "if is_from_client(Headers(scope=scope)) else",
+             "if scope else", (ANTHROPIC_MODELS,)),
+    Mutation("failures about models in the form of others", "service", "_is_under(MODELS, path) and is_from",
+             "False and is_from", (ANTHROPIC_MODELS,)),
+    Mutation("failures about models in Anthropic's form for everybody", "service", "path) and is_from_client(headers)",
+             "path)", (ANTHROPIC_MODELS,)),
+    Mutation("a page of models from the first one", "service", "start = max(0, end - limit)", "start = 0",
+             (ANTHROPIC_MODELS,)),
+    Mutation("a page of models begins with its cursor", "service", 'after_id, places) + 1', "after_id, places)",
+             (ANTHROPIC_MODELS,)),
+    Mutation("more models in the other direction", "service", "if before_id is None else start > 0",
+             "", (ANTHROPIC_MODELS,)),
     Mutation("cached tokens as input", "service", "usage.prompt_tokens - cached,", "usage.prompt_tokens,", (MESSAGES,)),
     Mutation("places without the instructions", "service", "offer.for_template(), fields)\n",
              "offer.for_template())\n", (DROPPED,)),

@@ -26,7 +26,7 @@ class Token:
 class Piece:
     """The text and tokens that one step adds to an answer, and the generation so far: empty where none runs.
 
-    ``stop`` is the stop string that has ended the answer.
+    ``stop`` is the stop string that has ended the answer, and ``stop_token`` the token of the request that has.
     """
 
     text: str
@@ -34,17 +34,26 @@ class Piece:
     finish_reason: FinishReason | None
     generation: Generation = field(default_factory=Generation)
     stop: str | None = None
+    stop_token: int | None = None
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The end that the request has asked for, as in vLLM: a stop string goes before a token."""
+        return self.stop_token if self.stop is None else self.stop
 
 
 class Pieces:
     """Cuts a growing list of tokens into pieces: text that is final, and the tokens that lie in it.
 
-    A last token of ``silent`` has no text, as in vLLM. ``offset`` is where the answer's text begins.
+    A last token of ``silent`` has no text, as in vLLM, and one of ``stop_tokens`` is the reason for the end. ``offset``
+    is where the answer's text begins.
     """
 
-    def __init__(self, text: TextStream, offset: int = 0, silent: Sequence[int] = ()) -> None:
+    def __init__(
+        self, text: TextStream, offset: int = 0, silent: Sequence[int] = (), stop_tokens: Sequence[int] = ()
+    ) -> None:
         self._text = text
-        self._offset, self._silent = offset, silent
+        self._offset, self._silent, self._stop_tokens = offset, silent, stop_tokens
         self._ends: list[int] = []
         self._sent = 0
 
@@ -68,7 +77,8 @@ class Pieces:
             own = logprobs[self._sent] if logprobs else None
             tokens.append(Token(token_ids[self._sent], self._offset + start, own))
             self._sent += 1
-        return Piece(text, tokens, ended, generation, self._text.stop)
+        is_asked = finish_reason == "stop" and token_ids[-1] in self._stop_tokens
+        return Piece(text, tokens, ended, generation, self._text.stop, token_ids[-1] if is_asked else None)
 
     def _may_be_sent(self, ended: bool) -> bool:
         """True if the next token's text has been sent; at the end, if it begins before a stop string."""

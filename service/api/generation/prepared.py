@@ -23,6 +23,7 @@ from service.api.generation.prompts import (
     check_min_tokens,
     check_prompt,
     check_scored,
+    first_tokens,
     last_tokens,
     prompts_of,
 )
@@ -30,7 +31,7 @@ from service.api.generation.refusals import refused
 from service.api.generation.room import Room, longest
 from service.api.generation.structure import Structure
 from service.api.generation.text import TextStream
-from service.api.generation.wanted import Wanted
+from service.api.generation.wanted import Kept, Wanted
 from service.api.quotas import Reserved, admit, left_to_answer, log_prompts, most_to_answer, upper_bound
 from service.api.responses import AutoChoice
 from service.engine.generation import Generation
@@ -146,7 +147,8 @@ class PreparedPrompt:
         tokenizer, context, least = self.model.tokenizer, self.prompt.token_ids, sampling.min_tokens
         how = {"with_special_tokens": self.wanted.with_special_tokens, "with_stop": self.wanted.with_stop}
         text, ends = TextStream(tokenizer, self.wanted.stops, least, context, **how), self.model.engine.eos_token_ids
-        return Pieces(text, offset, ends if self.wanted.with_stop else sampling.ends_at(ends))
+        silent = ends if self.wanted.with_stop else sampling.ends_at(ends)
+        return Pieces(text, offset, silent, sampling.stop_tokens(ends))
 
 
 async def prepare(
@@ -169,7 +171,7 @@ async def prepare(
     prompts = await prompts_of(request, given, served, wanted.param, **how)
     if wanted.keeps is not None:
         room = Room.of(targets[0].model, targets[0].method, wanted.max_tokens, settings)
-        prompts = [_kept(prompt, wanted.keeps, room, served.tokenizer.bos_token_id) for prompt in prompts]
+        prompts = [_kept(prompt, wanted.keeps, room, served.tokenizer) for prompt in prompts]
     read = sum(len(prompts[index].token_ids) for index, _ in pairs)
     answers = len(pairs) * wanted.answers
     of_minute = left = most_to_answer(request, read)
@@ -208,10 +210,14 @@ async def _ranged(request: Request, served: ServedModel, targets: Sequence[Targe
     return [target._replace(method=method) for target, method in zip(targets, methods, strict=True)]
 
 
-def _kept(prompt: Prompt, keeps: int, room: Room, bos: int | None) -> Prompt:
-    """The last ``keeps`` tokens of ``prompt``, or as many as have ``room`` if that is below 0. A BOS stays first."""
-    fits = keeps < 0 and len(prompt.token_ids) <= room.whole
-    return prompt if fits else last_tokens(prompt, max(1, room.short) if keeps < 0 else keeps, bos)
+def _kept(prompt: Prompt, keeps: Kept, room: Room, tokenizer: Any) -> Prompt:
+    """The tokens that ``prompt`` keeps, as many as have ``room`` if their number is below 0. A BOS stays first."""
+    if keeps.tokens < 0 and len(prompt.token_ids) <= room.whole:
+        return prompt
+    most = max(1, room.short) if keeps.tokens < 0 else keeps.tokens
+    if keeps.side == "right":
+        return first_tokens(prompt, most, tokenizer)
+    return last_tokens(prompt, most, tokenizer.bos_token_id)
 
 
 async def _tickets(

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from fastapi import Request
 
 from patches import Method, ResolvedRecipe
-from service.api.generation.text import TextStream
+from service.api.generation.text import LONGEST, TextStream
 from service.errors import bad_request, context_length_exceeded
 from service.inputs import is_longer
 from service.models.registry import ServedModel
@@ -98,6 +98,16 @@ def last_tokens(prompt: Prompt, most: int, bos: int | None) -> Prompt:
     begin = starts[at] if starts and at < len(ids) else len(prompt.text)
     kept = [0] * first + [start - begin for start in starts[at:]] if starts else []
     return Prompt(ids[:first] + ids[at:], prompt.text[begin:], kept)
+
+
+def first_tokens(prompt: Prompt, most: int, tokenizer: Any) -> Prompt:
+    """The first ``most`` tokens of ``prompt``. Half a character at their end is a replacement character."""
+    ids, starts = prompt.token_ids[:most], prompt.starts[:most]
+    if len(ids) == len(prompt.token_ids) or not starts:
+        return Prompt(ids, prompt.text, starts)
+    text = prompt.text[: prompt.starts[most]]
+    is_whole = not tokenizer.decode(ids[-LONGEST:]).endswith("\ufffd")
+    return Prompt(ids, text if is_whole else f"{text[:-1]}\ufffd", starts)
 
 
 def check_at_most(

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from service.api.generation.structure import Structure
+
+Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """So many ``tokens`` of a prompt, or as many as fit for -1: the others are cut from this ``side``."""
+
+    tokens: int
+    side: Side
 
 
 @dataclass(frozen=True)
@@ -17,8 +28,7 @@ class Wanted:
     only ``with_special_tokens``, and what ended it only ``with_stop``. ``alternatives``, by the field
     ``logprobs_param``, are reported for every token, and ``copies`` times where the prompt is echoed. ``param`` is the
     field that prompts came in. ``min_tokens`` is how many tokens an answer must have room for. ``bad_words`` are
-    sequences of tokens that answers may not have. A prompt ``keeps`` its last tokens, as many as these, or as fit for
-    -1.
+    sequences of tokens that answers may not have. A prompt ``keeps`` a part of its tokens.
     """
 
     max_tokens: int | None
@@ -32,7 +42,7 @@ class Wanted:
     add_special_tokens: bool = True
     cache_salt: str | None = None
     min_tokens: int = 0
-    keeps: int | None = None
+    keeps: Kept | None = None
     structure: Structure | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     with_special_tokens: bool = False

@@ -61,9 +61,10 @@ class RequestScope:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        current = RequestContext(context.accepted_id(given), timeout_s=self.settings.max_timeout_s)
-        adapt(current, scope["path"])
+        headers = Headers(scope=scope)
+        request_id = context.accepted_id(headers.get("x-request-id", ""))
+        current = RequestContext(request_id, timeout_s=self.settings.max_timeout_s)
+        adapt(current, scope["path"], headers)
         context.enter(current)
         structlog.contextvars.bind_contextvars(request_id=current.request_id)
         tracing.mark(current.request_id)

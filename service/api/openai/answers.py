@@ -11,6 +11,9 @@ from service.api.generation.pieces import FinishReason
 from service.api.openai.token_ids import OptionalIds
 from service.api.responses import AutoChoice
 
+StopReason = str | int | None
+"""The stop string or the token of ``stop_token_ids`` that ended the answer, as in vLLM; null for any other end."""
+
 
 class PromptTokensDetails(BaseModel):
     """``cached_tokens`` of the prompts were in the prefix cache for every answer."""
@@ -51,6 +54,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: LegacyLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: StopReason = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
     pe: dict[str, Any] | None = None
     auto: AutoChoice | None = None
@@ -114,6 +118,7 @@ class ChatChoice(BaseModel):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
+    stop_reason: StopReason
     pe: dict[str, Any]
     auto: AutoChoice | None = None
     token_ids: OptionalIds = None

@@ -84,6 +84,7 @@ class _Answer:
             message=ChatMessage(content=content, reasoning_content=reasoning or None, tool_calls=calls or None),
             logprobs=self._logprobs([part.piece for part in parts]),
             finish_reason=last,
+            stop_reason=parts[-1].piece.stop_reason,
             pe=self._prepared.pe,
             auto=self._prepared.auto,
             token_ids=parts[-1].piece.generation.token_ids if self._body.return_token_ids else None,
@@ -142,7 +143,7 @@ class _Answer:
         if part.finish_reason:
             auto = self._prepared.auto
             echo = {"pe": self._prepared.pe, "auto": auto and auto.model_dump()}
-            yield {"delta": {}, "finish_reason": part.finish_reason, **echo}
+            yield {"delta": {}, "finish_reason": part.finish_reason, "stop_reason": part.piece.stop_reason, **echo}
 
     async def _parts(self, index: int) -> AsyncGenerator[Part]:
         sampling = self._body.sampling(index, self._body.alternatives)

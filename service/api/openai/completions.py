@@ -58,7 +58,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         echoed=body.echo,
         add_special_tokens=body.add_special_tokens,
         min_tokens=body.min_tokens,
-        keeps=body.truncate_prompt_tokens,
+        keeps=body.kept,
         cache_salt=body.cache_salt,
         structure=body.structure(),
         bad_words=await sequences(body, name.target.model),
@@ -186,6 +186,7 @@ class _Answer:
             text="".join(piece.text for piece in pieces),
             logprobs=shown,
             finish_reason=finish_reason,
+            stop_reason=pieces[-1].stop_reason,
             pe=None if finish_reason is None else self._prompts[position].pe,
             auto=None if finish_reason is None else self._prompts[position].auto,
         )

@@ -35,10 +35,11 @@ class Models(BaseModel):
 
 @router.get("/v1/models")
 async def models(request: Request) -> Models:
-    """Every served model and the preset encodings of each; any other `<model>@<encoding>` works as well."""
-    registry: ModelRegistry = request.app.state.models
-    found = [entry for served in registry for entry in (named(registry, served.name), *presets(served, registry))]
-    return Models(data=[_model(entry) for entry in found])
+    """Every served model and the preset encodings of each; any other `<model>@<encoding>` works as well.
+
+    Requests with the header `anthropic-version` get this list and single models in the form of Anthropic's API.
+    """
+    return Models(data=[_model(entry) for entry in listed(request.app.state.models)])
 
 
 @router.get("/v1/models/{model_id:path}")
@@ -47,10 +48,20 @@ async def model(model_id: str, request: Request) -> Model:
     return _model(named(request.app.state.models, model_id))
 
 
+def listed(registry: ModelRegistry) -> list[Named]:
+    """Every served model, each before its presets."""
+    return [entry for served in registry for entry in (named(registry, served.name), *presets(served, registry))]
+
+
+def created() -> int:
+    """The start of the server, in seconds since 1970."""
+    return int(psutil.Process().create_time())
+
+
 def _model(entry: Named) -> Model:
     return Model(
         id=entry.name,
-        created=int(psutil.Process().create_time()),
+        created=created(),
         owned_by="ropeway",
         root=entry.target.model.name,
         parent=entry.served.name if entry.alias else entry.served.base,

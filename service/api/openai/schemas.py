@@ -15,6 +15,7 @@ from typing_extensions import override
 from patches import examples, to_shorthand
 from service.api.generation.drawing import Drawing, Seed, Stopped
 from service.api.generation.structure import Structure
+from service.api.generation.wanted import Kept, Side
 from service.api.openai.body import NOT_USED, Body
 from service.api.openai.formats import ResponseFormat
 from service.api.openai.messages import Messages
@@ -113,6 +114,9 @@ class GenerationBody(OpenAIFields, Asked):
         description="Keep this many of the last tokens of a prompt, or -1 for as many as fit beside the answer. A BOS "
         "at its beginning stays, and counts.",
     )
+    truncation_side: Side = Field(
+        "left", description="The end that is cut, with `truncate_prompt_tokens`: `right` keeps the first tokens."
+    )
     modalities: Annotated[list[str], only(["text"], [])] | None = None
     response_format: ResponseFormat | None = Field(
         None, description="Text, any JSON object (`json_object`), or JSON by a schema (`json_schema`)."
@@ -124,6 +128,8 @@ class GenerationBody(OpenAIFields, Asked):
         """
         if self.truncate_prompt_tokens == 0:
             raise bad_request("truncate_prompt_tokens: must be -1 or at least 1, not 0", "truncate_prompt_tokens")
+        if self.truncation_side == "right" and self.truncate_prompt_tokens is None:
+            raise bad_request("truncation_side: only with truncate_prompt_tokens", "truncation_side")
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options: only with stream", "stream_options")
         if self.streams.continuous_usage_stats and not self.streams.include_usage:
@@ -134,6 +140,12 @@ class GenerationBody(OpenAIFields, Asked):
     @override
     def format_structure(self) -> Structure | None:
         return None if self.response_format is None else self.response_format.structure("response_format")
+
+    @property
+    def kept(self) -> Kept | None:
+        """Tokens that a prompt keeps at most."""
+        most = self.truncate_prompt_tokens
+        return None if most is None else Kept(most, self.truncation_side)
 
     @property
     def streams(self) -> StreamOptions:
@@ -246,7 +258,7 @@ class ConversationBody(TurnsBody, Asked):
         """The field of the most new tokens, and its value."""
 
     @property
-    def keeps(self) -> int | None:
+    def keeps(self) -> Kept | None:
         """Tokens that a prompt keeps at most."""
         return None
 
@@ -321,8 +333,8 @@ class ChatRequest(ParallelCalls, ConversationBody, GenerationBody):
 
     @property
     @override
-    def keeps(self) -> int | None:
-        return self.truncate_prompt_tokens
+    def keeps(self) -> Kept | None:
+        return self.kept
 
     @property
     @override

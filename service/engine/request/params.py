@@ -40,6 +40,11 @@ class SamplingParams:
         """Tokens that end a generation of a model with these end-of-text tokens."""
         return self.stop_token_ids if self.ignore_eos else eos_token_ids + self.stop_token_ids
 
+    def stop_tokens(self, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Tokens that end it only because the request says so."""
+        eos = () if self.ignore_eos else eos_token_ids
+        return tuple(token for token in self.stop_token_ids if token not in eos)
+
     @property
     def is_penalised(self) -> bool:
         """True if a token's logit loses by the tokens before it."""

@@ -57,7 +57,7 @@ class Front:
         request_id = accepted_id(Headers(scope=scope).get("x-request-id", ""))
         if metrics.known is not None and not metrics.known:
             # Serve would wait for a replica without a bound.
-            await _Answer(send, request_id, scope["path"]).refuse(NO_REPLICA)
+            await _Answer(send, request_id, scope).refuse(NO_REPLICA)
             return
         scope = {**scope, "headers": list(scope["headers"])}
         headers = MutableHeaders(scope=scope)
@@ -77,7 +77,7 @@ class Front:
             key = affinity_key(start.head, sha256(credentials.encode()).hexdigest())
             if key is not None:
                 headers[AFFINITY_HEADER] = key
-        answer = _Answer(send, request_id, scope["path"])
+        answer = _Answer(send, request_id, scope)
         try:
             await self.app(scope, receive, answer.send)
         except Exception:
@@ -121,8 +121,9 @@ def _sent(headers: Headers, names: tuple[str, ...]) -> list[str]:
 class _Answer:
     """Passes a replica's answer on, and replaces or completes what a replica did not answer."""
 
-    def __init__(self, send: Send, request_id: str, path: str) -> None:
-        self._send, self._request_id, self._is_anthropic = send, request_id, anthropic_failures.is_of(path)
+    def __init__(self, send: Send, request_id: str, scope: Scope) -> None:
+        self._send, self._request_id = send, request_id
+        self._is_anthropic = anthropic_failures.is_of(scope["path"], Headers(scope=scope))
         self.started = self.is_events = self._complete = self._replaced = False
 
     async def send(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""``truncate_prompt_tokens`` of vLLM: prompts keep their last tokens."""
+"""``truncate_prompt_tokens`` and ``truncation_side`` of vLLM: prompts keep their last or first tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.api.generation.prompts import Prompt, last_tokens
+from service.api.generation.prompts import Prompt, first_tokens, last_tokens, read_prompt
 from tests.service.conftest import TEXT
 from tests.service.openai.conftest import answer
 
@@ -54,6 +54,40 @@ def test_the_echo_is_that_of_the_tokens(http: httpx.Client, tokenizer: Any) -> N
         offsets = shown["text_offset"]
         assert (len(shown["tokens"]), offsets[0], offsets[12]) == (15, 0, len(kept))
         assert offsets == sorted(offsets)
+        (right,) = answer(http, **scored, prompt=given, add_special_tokens=special, truncation_side="right")["choices"]
+        kept = tokenizer.decode(right["prompt_token_ids"], skip_special_tokens=True)
+        assert text.startswith(kept)
+        assert right["text"] == kept + tokenizer.decode(right["token_ids"], skip_special_tokens=True)
+        assert (len(right["logprobs"]["tokens"]), right["logprobs"]["text_offset"][12]) == (15, len(kept))
+
+
+def test_the_first_tokens_stay(http: httpx.Client, tokenizer: Any) -> None:
+    text = TEXT[:120]
+    ids = tokenizer(text)["input_ids"]
+    assert prompts_of(http, text, 10, truncation_side="right") == [ids[:10]]
+    assert prompts_of(http, [text, [*range(5, 25)], "a"], 4, truncation_side="right") == [
+        ids[:4],
+        [*range(5, 9)],
+        tokenizer("a")["input_ids"],
+    ]
+    for keeps in (len(ids), -1):
+        assert prompts_of(http, text, keeps, truncation_side="right") == [ids]
+    assert prompts_of(http, text, 10, truncation_side="left") == prompts_of(http, text, 10, truncation_side=None)
+    whole = answer(http, "/tokenize", messages=LONG)["tokens"]
+    body = {"messages": LONG, "truncation_side": "right", "return_token_ids": True, "temperature": 0, "max_tokens": 7}
+    for keeps, most in ((50, 50), (-1, CONTEXT - 7)):
+        assert answer(http, CHAT, **body, truncate_prompt_tokens=keeps)["prompt_token_ids"] == whole[:most]
+
+
+def test_half_a_character_at_the_end(tokenizer: Any) -> None:
+    whole = read_prompt("Knots ⛵🙂 é.", tokenizer, with_text=True)
+    halves = 0
+    for most in range(1, len(whole.token_ids) + 1):
+        found = first_tokens(whole, most, tokenizer)
+        assert found.text == tokenizer.decode(found.token_ids, skip_special_tokens=True)
+        assert len(found.token_ids) == len(found.starts) == most
+        halves += found.text.endswith("\ufffd")
+    assert halves >= 5
 
 
 @pytest.mark.parametrize("bos", [0, None])
@@ -83,6 +117,9 @@ def test_refusals(http: httpx.Client) -> None:
         for keeps in (0, -2, "4"):
             error = http.post(path, json={**body, "truncate_prompt_tokens": keeps}).json()["error"]
             assert error["param"] == "truncate_prompt_tokens"
+        assert http.post(path, json={**body, "truncation_side": "top"}).json()["error"]["param"] == "truncation_side"
+        error = http.post(path, json={**body, "truncation_side": "right"}).json()["error"]
+        assert error["message"] == "truncation_side: only with truncate_prompt_tokens"
     assert http.post(CHAT, json={"messages": LONG}).json()["error"]["code"] == "context_length_exceeded"
     error = http.post("/v1/responses", json={"input": "a", "truncate_prompt_tokens": 4}).json()["error"]
     assert error["message"] == "truncate_prompt_tokens is not supported by this server; leave it out"

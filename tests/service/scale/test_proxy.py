@@ -90,6 +90,9 @@ class TestAnswers:
         refused = await post(serve_like(None, ours=False), "/v1/messages", json={})
         assert (refused.json()["type"], refused.json()["error"]["code"]) == ("error", "replica_lost")
         assert refused.json()["request_id"] == refused.headers["request-id"] == refused.headers["x-request-id"]
+        for sent, kind in (({}, "server_error"), ({"anthropic-version": "2023-06-01"}, "overloaded_error")):
+            refused = await post(serve_like(None, ours=False), "/v1/models", headers=sent)
+            assert refused.json()["error"]["type"] == kind
 
     async def test_probes_of_serve_are_left_alone(self) -> None:
         answer = await post(serve_like(200, b"success", ours=False, kind=b"text/plain"), "/-/healthz")
