@@ -109,11 +109,11 @@ class Sectors:
         """As ``max_cached_len``: tokens that take as much memory in all layers as the sectors of a generation."""
         page_size, gaps = self.window.page_size, 0 if sink_window is None else 2
         cached = max_cached_len(sink_window, length, page_size, new_tokens, None)
-        sectors = self._needed(self.local, self.window.max_cached_len(length, new_tokens), gaps=1)
-        sectors += self._needed(self.whole, cached, gaps=gaps)
+        sectors = self.needed(self.local, self.window.max_cached_len(length, new_tokens), gaps=1)
+        sectors += self.needed(self.whole, cached, gaps=gaps)
         return -(-sectors * self.width * page_size // (self.whole + self.local))
 
-    def _needed(self, layers: int, tokens: int, *, gaps: int) -> int:
+    def needed(self, layers: int, tokens: int, *, gaps: int) -> int:
         """Most sectors for ``tokens`` in so many layers.
 
         A page beside one of ``gaps``, or of a prefix that others share, may be alone in its sector.

@@ -228,6 +228,36 @@ def test_what_admission_counts_is_always_there(whole: int, local: int, mask: Any
     assert len(cache.pool.free_sectors) == cache.num_sectors
 
 
+def test_a_page_of_a_prefix_may_be_alone_in_its_sector() -> None:
+    """Its first owner has ended. The other pages there are free, and no other request may take them."""
+    sectors = Sectors(2, 7, LocalWindow((DistanceRange(0, 9),), 9, PAGE))
+    kinds, text = ["full_attention"] * 2 + ["sliding_attention"] * 7, list(range(8 * PAGE))
+    requests = {name: EngineRequest(text, 0, "", 1, SamplingParams()) for name in "ab"}
+    spare = []
+    for pages in range(1, 8):
+        cache = cache_of(kinds, sectors, 600, requests)
+        read(cache, RequestState("a", text), len(text))
+        second = RequestState("b", [*text[: pages * PAGE], *range(200, 200 + (8 - pages) * PAGE)])
+        second.position_offset = cache.search_prefix_match("b", second.initial_tokens)
+        assert second.position_offset == pages * PAGE
+        cache.free_blocks("a")
+        read(cache, second, len(text))
+        allocator: Any = cache.cache_allocators["full_attention"]
+        blocks = [*allocator.block_table["b"], *allocator.left["b"]]
+        spare.append(sectors.needed(2, len(text), gaps=0) - len({b // allocator.blocks_per_sector for b in blocks}))
+    assert min(spare) == 0
+
+
+def read(cache: EncodingCache, state: RequestState, length: int) -> None:
+    """Have all of its ``length`` tokens in the cache, step by step."""
+    while state.position_offset < length:
+        new = min(STEP, length - state.position_offset)
+        assert cache.can_store_request_tokens(state, new)
+        complete = cache.count_new_complete_blocks(state, new)
+        state.position_offset += new
+        cache.mark_complete_blocks(state, complete)
+
+
 def test_pages_of_different_requests_and_layers_do_not_meet() -> None:
     """Each place of the cache belongs to one page of one layer."""
     requests = {name: EngineRequest([1], 0, name, 1, SamplingParams()) for name in "abc"}
