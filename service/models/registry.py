@@ -18,7 +18,7 @@ from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
 from service.engine.verification import checked_length
 from service.metrics import Metrics
-from service.models.checkpoint.loading import Checkpoint, refuse_undivided
+from service.models.checkpoint.loading import Checkpoint, ModelLoadError, refuse_undivided
 from service.models.checkpoint.quantization import Quantization
 from service.models.memory.available_memory import free_bytes
 from service.models.memory.cache_size import cache_bytes, cache_tokens
@@ -167,9 +167,6 @@ class ModelRegistry:
         metrics = EngineMetrics(self._metrics, checkpoint.name)
         engine = Engine(patch, limits, _eos_token_ids(checkpoint.model, patch.num_logits), metrics, choice)
         self._stack.callback(engine.thread.stop, self._grace_s)
-        longest = settings.max_length or engine.longest
-        if longest > (room := engine.longest):
-            log.warning("max_length_beyond_the_cache", model=checkpoint.name, max_length=longest, room=room)
         self._models[checkpoint.name] = ServedModel(
             name=checkpoint.name,
             contents=ready.contents,
@@ -177,7 +174,7 @@ class ModelRegistry:
             patch=patch,
             engine=engine,
             tokenizer=checkpoint.tokenizer,
-            max_length=min(longest, room),
+            max_length=_max_length(checkpoint.name, engine, settings),
             memory=self._memory(checkpoint, cache),
             base=checkpoint.base,
             quantization=checkpoint.quantization,
@@ -246,6 +243,24 @@ class ModelRegistry:
     def close(self) -> None:
         """Stop the engines and restore the models."""
         self._stack.close()
+
+
+def _max_length(name: str, engine: Engine, settings: Settings) -> int:
+    """The most tokens of a request, prompt included.
+
+    Raises:
+        ModelLoadError: when the cache has room for none.
+    """
+    room = engine.longest
+    if not room:
+        needed = engine.generations.rounded(engine.thread.manager.max_cached_len(None, 1))
+        raise ModelLoadError(
+            f"ROPEWAY_CACHE_TOKENS: a cache of {engine.limits.cache_tokens} fits no request of {name}: one token takes "
+            f"{needed}"
+        )
+    if settings.max_length is not None and settings.max_length > room:
+        log.warning("max_length_beyond_the_cache", model=name, max_length=settings.max_length, room=room)
+    return min(settings.max_length or room, room)
 
 
 def _eos_token_ids(model: Any, num_logits: int) -> tuple[int, ...]:

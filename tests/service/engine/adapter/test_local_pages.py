@@ -27,6 +27,7 @@ from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams
 from service.engine.window import LocalWindow, Sectors
+from service.models.checkpoint.loading import ModelLoadError
 from service.models.memory.cache_size import cache_bytes_per_token
 from service.models.registry import ModelRegistry
 from service.settings import Settings
@@ -123,6 +124,14 @@ def test_a_model_serves_texts_that_are_longer_than_its_cache(tmp_path: Path) -> 
         assert reserved(served.engine, served.max_length) <= 6400 < reserved(served.engine, served.max_length + 32)
     finally:
         registry.close()
+
+
+def test_a_cache_without_room_for_a_token_is_refused(tmp_path: Path) -> None:
+    tiny_model("cohere2")[1].save_pretrained(tmp_path / "tiny")
+    tiny_tokenizer().save_pretrained(tmp_path / "tiny")
+    small = Settings(_env_file=None, model=str(tmp_path / "tiny"), attention="eager", cache_tokens=64, page_size=64)
+    with pytest.raises(ModelLoadError, match="a cache of 64 fits no request of tiny: one token takes 192"):
+        ModelRegistry(small)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "starcoder2"])
