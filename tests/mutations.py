@@ -605,6 +605,8 @@ CARRIED = [
              "False and", (ANTHROPIC_MODELS,)),
     Mutation("failures about models in Anthropic's form for everybody", "service", "is_from_client(headers) and _is",
              "_is", (ANTHROPIC_MODELS,)),
+    Mutation("reasoning that a cut prompt has not begun", "service", "return first, await run_in_threadpool(",
+             "return first, (lambda *_: text)(", ("tests/service/openai/text/test_reasoning.py",)),
     Mutation("a begun call before the whole ones", "service", 'Said("" if calls else self._raw,', "Said(self._raw,",
              ("tests/service/openai/structure/test_tools.py",)),
     Mutation("a count of a conversation that is not shortened", "service", "text, special = await text_of(",
