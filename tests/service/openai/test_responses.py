@@ -59,8 +59,9 @@ def test_a_count_is_that_of_the_answer(client: openai.OpenAI) -> None:
         assert usage is not None
         assert (count.object, count.input_tokens) == ("response.input_tokens", usage.input_tokens)
     assert count.input_tokens < client.responses.input_tokens.count(model="tiny", input=long).input_tokens
-    with pytest.raises(openai.BadRequestError, match="previous_response_id is not supported"):
-        client.responses.input_tokens.count(input="a", previous_response_id="resp_1")
+    for name in ("previous_response_id", "personality"):
+        with pytest.raises(openai.BadRequestError, match=f"{name} is not supported"):
+            client.responses.input_tokens.count(input="a", extra_body={name: "friendly"})
 
 
 def test_a_stop_completes_it(client: openai.OpenAI) -> None:

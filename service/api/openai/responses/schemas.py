@@ -138,6 +138,8 @@ class ResponsesRequest(ParallelCalls, OpenAIFields, ConversationBody):
 class InputTokensRequest(ResponsesRequest):
     """A request to ``/v1/responses``. Fields that change nothing about its input are checked and not used."""
 
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ResponsesRequest.NOT_SUPPORTED, "personality": ()}
+
     model_config = example(input="Name a module of Python.")
 
 
