@@ -1,4 +1,4 @@
-"""Failures in the form of Anthropic's API, on all paths of its routes. No torch here: proxies have it too."""
+"""Failures in the form of Anthropic's API, on its routes and for its clients. No torch here: proxies have it too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from service import context
 from service.context import RequestContext
 from service.errors import ApiError, body_of
 
-PATH, MODELS = "/v1/messages", "/v1/models"
+PATH = "/v1/messages"
+OF_OPENAI = ("/v1/chat", "/v1/completions", "/v1/responses")
+"""Routes that have OpenAI's form for all clients."""
+
 VERSION_HEADER = "anthropic-version"
 """A header of all requests of Anthropic's clients."""
 
@@ -51,12 +54,14 @@ def is_from_client(headers: Mapping[str, str]) -> bool:
 
 
 def is_of(path: str, headers: Mapping[str, str]) -> bool:
-    """True if failures of a request have this form: on these routes, and for these clients on that of models."""
-    return _is_under(PATH, path) or (_is_under(MODELS, path) and is_from_client(headers))
+    """True if failures of a request have this form: on these routes, and for these clients on others of ``/v1``."""
+    if _is_under(path, PATH):
+        return True
+    return is_from_client(headers) and _is_under(path, "/v1") and not _is_under(path, *OF_OPENAI)
 
 
-def _is_under(folder: str, path: str) -> bool:
-    return path == folder or path.startswith(f"{folder}/")
+def _is_under(path: str, *folders: str) -> bool:
+    return path in folders or path.startswith(tuple(f"{folder}/" for folder in folders))
 
 
 def adapt(current: RequestContext, path: str, headers: Mapping[str, str]) -> None:

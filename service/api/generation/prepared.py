@@ -171,7 +171,7 @@ async def prepare(
     prompts = await prompts_of(request, given, served, wanted.param, **how)
     if wanted.keeps is not None:
         room = Room.of(targets[0].model, targets[0].method, wanted.max_tokens, settings)
-        prompts = [_kept(prompt, wanted.keeps, room, served.tokenizer) for prompt in prompts]
+        prompts = [kept(prompt, wanted.keeps, room, served.tokenizer) for prompt in prompts]
     read = sum(len(prompts[index].token_ids) for index, _ in pairs)
     answers = len(pairs) * wanted.answers
     of_minute = left = most_to_answer(request, read)
@@ -210,7 +210,7 @@ async def _ranged(request: Request, served: ServedModel, targets: Sequence[Targe
     return [target._replace(method=method) for target, method in zip(targets, methods, strict=True)]
 
 
-def _kept(prompt: Prompt, keeps: Kept, room: Room, tokenizer: Any) -> Prompt:
+def kept(prompt: Prompt, keeps: Kept, room: Room, tokenizer: Any) -> Prompt:
     """The tokens that ``prompt`` keeps, as many as have ``room`` if their number is below 0. A BOS stays first."""
     if keeps.tokens < 0 and len(prompt.token_ids) <= room.whole:
         return prompt

@@ -19,7 +19,7 @@ from service.api.generation.wanted import Wanted
 from service.api.openai.answers import ChatFinishReason
 from service.api.openai.names import Named, named
 from service.api.openai.schemas import ConversationBody
-from service.api.openai.shortening import text_of
+from service.api.openai.shortening import prompt_of
 from service.api.openai.tools.offer import Offer
 from service.api.openai.tools.reading import Reader, Said
 from service.api.quotas import set_deadline
@@ -81,12 +81,12 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
     offer.check(name.served)
     if offer.decides and body.ignore_eos:
         raise bad_request("ignore_eos: not with tools, since nothing follows a call", "ignore_eos")
-    text = await text_of(body, request, name)
+    prompt, text = await prompt_of(body, request, name)
     form = body.structure()
     thought = await run_in_threadpool(offer.thought, form, name.served, text)
     wanted = _wanted(body, name.served, offer.formed(form, name.served, thought), offer)
     wanted = replace(wanted, bad_words=await sequences(body, name.target.model))
-    (prepared,) = await prepare(request, name.served, [name.target], [text], wanted)
+    (prepared,) = await prepare(request, name.served, [name.target], [prompt], wanted)
 
     def reader() -> Reader:
         return offer.reader(name.served, text, thought, is_formed=form is not None)

@@ -1,4 +1,4 @@
-"""Conversations that lose their beginning until prompt and answer fit (OpenAI's ``truncation: auto``)."""
+"""Conversations that lose their beginning until prompt and answer fit (OpenAI's ``truncation: auto``), or their end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 
 from service.api.encodings.auto import with_ranges
+from service.api.generation.prepared import kept
 from service.api.generation.prompts import prompts_of
 from service.api.generation.room import Room
 from service.api.openai.names import Named
@@ -18,6 +19,26 @@ from service.errors import ApiError
 from service.inputs import is_longer
 from service.models.text.dropped import LEADS
 from service.settings import Settings
+
+
+async def prompt_of(body: ConversationBody, request: Request, name: Named) -> tuple[str | list[int], str]:
+    """The conversation of ``body`` as a prompt, and as the text that its model sees. One that loses its end is tokens,
+    and has no beginning of an answer.
+
+    Raises:
+        ApiError, QueueFull: as ``text_of``.
+    """
+    text = await text_of(body, request, name)
+    if body.keeps is None or body.keeps.side == "left":
+        return text, text
+    await admit(request, [], body.most_tokens[1] or 1)
+    room, tokenizer = await _room(body, request, name), name.served.tokenizer
+    special = body.special_tokens(name.served)
+    (prompt,) = await prompts_of(request, [text], name.served, body.PARAM, add_special_tokens=special)
+    first = kept(prompt, body.keeps, room, tokenizer).token_ids
+    if len(first) == len(prompt.token_ids):
+        return text, text
+    return first, await run_in_threadpool(tokenizer.decode, first)
 
 
 async def text_of(body: ConversationBody, request: Request, name: Named) -> str:
@@ -42,12 +63,16 @@ async def text_of(body: ConversationBody, request: Request, name: Named) -> str:
     if not body.shortens:
         return whole
     await admit(request, [], body.most_tokens[1] or 1)
-    (method,) = await with_ranges([name.target.method], name.served, request)
-    room = Room.of(name.target.model, method, body.most_tokens[1], settings)
+    room = await _room(body, request, name)
     if await count(whole) <= room.whole:
         return whole
     roles = [message["role"] for message in body.conversation()[0]]
     return await shortened(roles, write, count, room.short) or whole
+
+
+async def _room(body: ConversationBody, request: Request, name: Named) -> Room:
+    (method,) = await with_ranges([name.target.method], name.served, request)
+    return Room.of(name.target.model, method, body.most_tokens[1], request.app.state.settings)
 
 
 async def shortened(

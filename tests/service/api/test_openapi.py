@@ -105,6 +105,7 @@ EASY: dict[str, dict[str, Any]] = {
         "truncate_prompt_tokens": -1,
     },
     "POST /v1/responses": {**DRAWN, **TEMPLATED, "input": "The", "max_output_tokens": 2},
+    "POST /v1/responses/input_tokens": {**DRAWN, **TEMPLATED, "input": "The", "max_output_tokens": 2},
     "POST /v1/messages": {**DRAWN, **TEMPLATED, **TURNS, "max_tokens": 2},
     "POST /v1/messages/count_tokens": {**TEMPLATED, **TURNS, "model": "tiny"},
     "POST /v1/chat/completions": {

@@ -44,6 +44,26 @@ def test_it_answers_as_a_chat_does(client: openai.OpenAI, http: httpx.Client) ->
     assert got.incomplete_details.reason == "max_output_tokens"
 
 
+def test_a_count_is_that_of_the_answer(client: openai.OpenAI) -> None:
+    long: Any = [{"role": "user", "content": "a b " * 700} for _ in range(5)]
+    asked: list[dict[str, Any]] = [
+        {"input": "The 3 ropes?"},
+        {"input": "The 3 ropes?", "instructions": "Be short.", "reasoning": {"effort": "low"}},
+        {"input": long, "instructions": "Be short.", "truncation": "auto"},
+    ]
+    for fields in asked:
+        usage = client.responses.create(
+            model="tiny@ntk:2", **fields, extra_body={"stop_token_ids": [*range(256)]}
+        ).usage
+        count = client.responses.input_tokens.count(model="tiny@ntk:2", **fields)
+        assert usage is not None
+        assert (count.object, count.input_tokens) == ("response.input_tokens", usage.input_tokens)
+    assert count.input_tokens < client.responses.input_tokens.count(model="tiny", input=long).input_tokens
+    for name in ("previous_response_id", "personality"):
+        with pytest.raises(openai.BadRequestError, match=f"{name} is not supported"):
+            client.responses.input_tokens.count(input="a", extra_body={name: "friendly"})
+
+
 def test_a_stop_completes_it(client: openai.OpenAI) -> None:
     whole = client.responses.create(model="tiny", input="The 3 ropes?", max_output_tokens=12, **GREEDY)
     letter = next(letter for letter in whole.output_text[2:] if letter.strip())

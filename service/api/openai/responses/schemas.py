@@ -135,6 +135,19 @@ class ResponsesRequest(ParallelCalls, OpenAIFields, ConversationBody):
         return "max_output_tokens", self.max_output_tokens
 
 
+class InputTokensRequest(ResponsesRequest):
+    """A request to ``/v1/responses``. Fields that change nothing about its input are checked and not used."""
+
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ResponsesRequest.NOT_SUPPORTED, "personality": ()}
+
+    model_config = example(input="Name a module of Python.")
+
+
+class InputTokens(BaseModel):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class CachedTokens(BaseModel):
     cached_tokens: int
     cache_write_tokens: int = 0

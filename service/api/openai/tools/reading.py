@@ -114,7 +114,7 @@ class FormedReader(Reader):
 
 
 class ForcedReader(Reader):
-    """The text that ``inner`` reads is a list of calls as JSON, by a grammar. A call that is cut off is text."""
+    """The text that ``inner`` reads is a list of calls as JSON, by a grammar. A first call that is cut off is text."""
 
     def __init__(self, inner: Reader) -> None:
         self._inner, self._raw = inner, ""
@@ -125,23 +125,22 @@ class ForcedReader(Reader):
         self._raw, self.behind = self._raw + said.text, self._inner.behind
         if not final:
             return Said(reasoning=said.reasoning)
-        calls, rest = _whole_calls(self._raw)
-        return Said(rest, said.reasoning, calls)
+        calls = _whole_calls(self._raw)
+        return Said("" if calls else self._raw, said.reasoning, calls)
 
 
-def _whole_calls(raw: str) -> tuple[tuple[Call, ...], str]:
-    """The calls of a list that may be cut off, and the text behind them. Without a whole call, that is all text."""
+def _whole_calls(raw: str) -> tuple[Call, ...]:
+    """The calls of a list that may be cut off, without one that is not whole."""
     calls: list[Call] = []
-    at, rest, decoder = 1, raw, json.JSONDecoder()
+    at, decoder = 1, json.JSONDecoder()
     try:
         while raw.startswith("{", at):
             call, at = decoder.raw_decode(raw, at)
             calls.append(Call.of(call["name"], call["arguments"]))
-            rest = raw[at:].lstrip(", ")
             at += len(", ")
     except UNREADABLE:
         pass  # a call that is cut off
-    return tuple(calls), "" if rest == "]" else rest
+    return tuple(calls)
 
 
 class TemplateReader(Reader):

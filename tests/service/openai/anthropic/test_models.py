@@ -98,3 +98,22 @@ def test_other_verbs_are_refused_in_the_form_of_the_client(http: httpx.Client, p
     assert (refused.status_code, refused.json()["type"]) == (405, "error")
     assert set(http.delete(path).json()) == {"error"}
     assert http.head(path, headers=VERSION).status_code == http.head(path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/files", "/v1/skills", "/v1/organizations/api_keys"])
+def test_paths_of_the_api_that_are_not_here(http: httpx.Client, path: str) -> None:
+    missing = http.get(path, headers=VERSION)
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+    assert missing.json()["request_id"] == missing.headers["request-id"]
+    assert set(http.get(path).json()) == {"error"}
+
+
+def test_a_client_reads_them(client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        client.beta.files.list()
+    assert (caught.value.type, caught.value.request_id is None) == ("not_found_error", False)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1beta", "/jobs/none"])
+def test_other_routes_keep_their_form(http: httpx.Client, path: str) -> None:
+    assert set(http.get(path, headers=VERSION).json()) == {"error"}

@@ -116,6 +116,8 @@ def test_a_conversation_goes_back_as_the_client_stores_it(client: openai.OpenAI,
     chat = answer(parroting, "/tokenize", messages=messages, tools=TOOLS, chat_template_kwargs={"script": "[says]"})
     assert second.usage is not None
     assert second.usage.input_tokens == chat["count"]
+    counted = client.responses.input_tokens.count(**told("[says]", input=history))
+    assert counted.input_tokens == chat["count"]
 
 
 def test_an_assistants_items_in_a_row_are_one_message() -> None:

@@ -195,3 +195,27 @@ class TestThought:
         tokenizer.response_template = None
         assert not thinks(tokenizer)
         assert thought_of(tokenizer, "") is None
+
+
+@pytest.mark.parametrize(
+    ("script", "fields", "content"),
+    [
+        ("[says]", {}, "Three turns."),
+        ("[says]", {"tools": TOOLS}, "Three turns."),
+        ("[fits]", {"response_format": FORM}, '{ "knot" : "hitch" }'),
+    ],
+)
+def test_a_prompt_that_lost_its_end_has_begun_none(
+    parroting: httpx.Client, script: str, fields: dict[str, Any], content: str
+) -> None:
+    ask = [{"role": "user", "content": f"How many turns? {script} And more."}]
+    body = {**told("", begun=True, **fields), "messages": ask, "return_token_ids": True, "temperature": 0}
+    whole = answer(parroting, PATH, **body, max_tokens=1)["prompt_token_ids"]
+    (last,) = answer(parroting, "/tokenize", prompt=script, add_special_tokens=False)["tokens"]
+    keeps = whole.index(last) + 1
+    cut = {**body, "truncate_prompt_tokens": keeps, "truncation_side": "right", "max_tokens": 40}
+    assert both(parroting, **cut) == (content, None, [], "stop")
+    found = answer(parroting, PATH, **cut)
+    assert (found["prompt_token_ids"], found["usage"]["prompt_tokens"]) == (whole[:keeps], keeps)
+    long = {**cut, "truncate_prompt_tokens": len(whole), "max_tokens": 2}
+    assert answer(parroting, PATH, **long)["choices"][0]["message"]["reasoning_content"]
