@@ -114,9 +114,8 @@ class Sectors:
         return -(-sectors * self.width * page_size // (self.whole + self.local))
 
     def needed(self, layers: int, tokens: int, *, gaps: int) -> int:
-        """Most sectors for ``tokens`` in so many layers.
-
-        A page beside one of ``gaps``, or of a prefix that others share, may be alone in its sector.
-        """
-        blocks = self.width // layers if layers else 0
-        return -(-tokens // (self.window.page_size * blocks)) + (gaps + 1 if blocks > 1 else 0) if blocks else 0
+        """Most sectors for ``tokens`` in so many layers. A page beside one of ``gaps`` may be alone in its sector."""
+        if not layers:
+            return 0
+        blocks = self.width // layers
+        return -(-tokens // (self.window.page_size * blocks)) + (gaps if blocks > 1 else 0)

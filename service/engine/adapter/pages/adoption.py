@@ -48,7 +48,7 @@ def adopt_cache(
             give_out_runs(cache, whole)  # type: ignore[arg-type]
     else:
         if whole is not None:
-            adopt(whole, SectorAllocator, width=sectors.width, **own("left"))
+            adopt(whole, SectorAllocator, width=sectors.width, **own("left", "chains"))
         step = {"local": sectors.window, "step_tokens": limits.max_batch_tokens}
         adopt(local, LocalAllocator, width=sectors.width, **step, **own("left", "chains"))
         divide(cache, sectors, limits.cache_tokens)

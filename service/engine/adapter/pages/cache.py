@@ -22,8 +22,9 @@ from transformers.generation.continuous_batching.requests import RequestState, R
 from typing_extensions import override
 
 from patches import LayersInPlace
-from service.engine.adapter.pages.local import LocalAllocator, chained
+from service.engine.adapter.pages.local import LocalAllocator
 from service.engine.adapter.pages.runs import forget
+from service.engine.adapter.pages.sectors import SectorAllocator, chained
 from service.engine.adapter.pages.windowed import WindowedAllocator, allocator_of
 from service.engine.request import EngineRequest
 from service.engine.thread.out_of_memory import whole_card
@@ -89,15 +90,16 @@ class EncodingCache(PagedAttentionCache):
     @property
     def _whole(self) -> WindowedAllocator:
         allocator = allocator_of(self)
-        assert allocator is not None, "with paged attention, every layer caches every key"
+        assert allocator is not None, "some layers attend to everything"
         return allocator
 
     def share_held(self) -> float:
         """Share of the cache that requests hold, 0 to 1. Blocks that are only kept for their prefixes are free."""
-        allocators = self.cache_allocators.values()
-        kept = sum(len(allocator.ledger.cached_blocks) * allocator.bytes_per_block for allocator in allocators)
-        held = 1.0 - self.compute_free_capacity() - kept / (self.num_sectors * self.bytes_per_sector)
-        return max(held, 0.0)  # the generation thread may free blocks between the two counts
+        free = float(self.pool.num_free_sectors)
+        for allocator in self.cache_allocators.values():
+            clear = self.pool.count_free_blocks(allocator.index) + len(allocator.ledger.cached_blocks)
+            free += clear / allocator.blocks_per_sector
+        return max(1.0 - free / self.num_sectors, 0.0)  # the generation thread may free blocks between the two counts
 
     @override
     def can_store_request_tokens(self, state: RequestState, request_len: int, dry_run: bool = False) -> bool:
@@ -120,7 +122,9 @@ class EncodingCache(PagedAttentionCache):
         needed = sum(each.needs_new_sectors(state.request_id, state.current_len(), request_len) for each in tables)
         most = max(tables, key=lambda each: len(each.ledger.cached_blocks) * each.bytes_per_block)
         lacking = (needed - self.pool.num_free_sectors) * most.blocks_per_sector
-        blocks = list(islice(most.ledger.cached_blocks, max(1, lacking)))
+        size, kept = most.blocks_per_sector, most.ledger.cached_blocks
+        chosen = dict.fromkeys(block // size for block in islice(kept, max(1, lacking)))
+        blocks = [block for each in chosen for block in range(each * size, (each + 1) * size) if block in kept]
         forget(most.ledger, blocks)
         self.pool.free_blocks(most.index, blocks)
         self.pool.try_to_free_sectors()  # other layers' blocks come from whole ones
@@ -234,20 +238,24 @@ class EncodingCache(PagedAttentionCache):
 
     def _matched(self, request_id: str, tokens: list[int]) -> int:
         """``search_prefix_match`` of the base class, also for layers that keep the last pages of a prefix only."""
-        local, whole = self.cache_allocators.get(SLIDING_ATTENTION), allocator_of(self)
-        if not (isinstance(local, LocalAllocator) and self.use_prefix_sharing):
+        sectors = [each for each in self.by_tables if isinstance(each, SectorAllocator)]
+        if not (sectors and self.use_prefix_sharing):
             return super().search_prefix_match(request_id, tokens)
-        hashes, known = list[int](), None if whole is None else whole.ledger.hash_to_block
-        for each in chained(tokens[:-1], self.page_size):  # the last token of a prompt is always read
-            if known is not None and each not in known:
+        sectors.sort(key=lambda each: isinstance(each, LocalAllocator))  # those with every key know most
+        first, unit = sectors[0], max(each.blocks_per_sector for each in sectors)
+        request, hashes = self.requests.get(request_id), list[int]()
+        has_gap = request is not None and request.sink_window is not None
+        if not first.ledger.hash_to_block or (unit > 1 and has_gap):
+            return 0
+        for known in chained(tokens[:-1], self.page_size):  # the last token of a prompt is always read
+            hashes.append(known)
+            if not (first.knows(hashes) or isinstance(first, LocalAllocator)):
                 break
-            hashes.append(each)
-        count = local.matched(hashes)
-        if count:
-            local.acquire(request_id, hashes[:count])
-        if count and whole is not None:
-            blocks = [whole.ledger.hash_to_block[each] for each in hashes[:count]]
-            whole.acquire_prefix_blocks(request_id, count * self.page_size, blocks)
+        count = len(hashes)
+        for each in sectors:
+            count = each.matched(hashes[:count], unit)
+        for each in sectors if count else ():
+            each.acquire(request_id, hashes[:count])
         return count * self.page_size
 
     @override

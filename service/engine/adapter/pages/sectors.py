@@ -1,16 +1,18 @@
 """Memory of a cache whose layers need different keys: sectors, each of one request in one group of layers.
 
 Layers that attend locally keep a window, all others keep every key. Groups take free sectors as they need them (Jenga,
-arXiv:2503.18292). A sector of one request is empty when the request ends. So the memory that admission has counted is
-always there.
+arXiv:2503.18292). A sector has the pages of one request, or those of a prefix that several share. So it is empty once
+they end, and the memory that admission has counted is always there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.cache_allocators.cache_allocator import compute_block_hash
 from transformers.generation.continuous_batching.cache_allocators.cache_pool import CachePool
 from typing_extensions import override
 
@@ -21,12 +23,29 @@ RESERVED = 2
 """Sectors that no request gets: transformers numbers its own from there on. Padding writes into the second."""
 
 
+def chained(tokens: Sequence[int], page_size: int) -> Iterator[int]:
+    """Hashes of the whole pages of ``tokens``; each covers all tokens before it too."""
+    known = None
+    for start in range(0, len(tokens) - page_size + 1, page_size):
+        known = compute_block_hash(known, list(tokens[start : start + page_size]))
+        yield known
+
+
 class SectorAllocator(WindowedAllocator):
-    """Gives a request whole sectors, and has the blocks that are ``left`` in its last one for its next keys."""
+    """Gives a request whole sectors, and has the blocks that are ``left`` in its last one for its next keys.
+
+    Whole sectors of a prefix are shared: a part of one would keep the rest of it from all others.
+    """
 
     width: int
     """Pages of a sector, of one layer each."""
     left: dict[str, list[int]]
+    chains: dict[str, list[int]]
+    """Request id -> hashes of its pages, from its first one on, those that went back included."""
+
+    def unread(self, position: int) -> int:
+        """First pages that a request at ``position`` does without, whatever its encoding."""
+        return 0
 
     @override
     def page_of(self, block: int) -> int:
@@ -52,9 +71,68 @@ class SectorAllocator(WindowedAllocator):
         del left[:needed]
 
     @override
+    def mark_complete_blocks(self, request_id: str, token_ids: list[int], new_new_blocks: int) -> None:
+        """Keep the hashes of ``new_new_blocks`` more pages. A sector equal to a known one becomes that one."""
+        chain, page, size = self.chains.setdefault(request_id, []), self.tokens_per_page, self.blocks_per_sector
+        before, evicted = len(chain), self.evicted_pages.get(request_id, 0)
+        for number in range(before, before + new_new_blocks):
+            tokens = token_ids[number * page : (number + 1) * page]
+            chain.append(compute_block_hash(chain[-1] if chain else None, tokens))
+        if size > 1 and request_id in self.windows:
+            return  # pages leave its sectors one by one
+        for first in range(before // size * size, len(chain) - size + 1, size):
+            if first >= evicted:
+                self._keep(self.block_table[request_id], first - evicted, self._keys(chain[first : first + size]))
+
+    def _keep(self, table: list[int], row: int, keys: Sequence[int]) -> None:
+        """Have the blocks of one sector, from ``row`` of a ``table`` on, known by ``keys``."""
+        known = [self.ledger.hash_to_block.get(each) for each in keys]
+        blocks = table[row : row + len(keys)]
+        found = [block for block in known if block is not None]
+        if not found:
+            for block, each in zip(blocks, keys, strict=True):
+                self.ledger.register_new_hash(block, each)
+        elif len(found) == len(keys):
+            for block in found:
+                self.ledger.acquire(block)
+            table[row : row + len(keys)] = found
+            self.pool.free_blocks(self.index, [block for block in blocks if self.ledger.release(block)])
+
+    def _keys(self, hashes: Sequence[int]) -> list[int]:
+        """The keys of pages in whole sectors, which the last hash of a sector decides: texts may part within it."""
+        size = self.blocks_per_sector
+        if size == 1:
+            return list(hashes)
+        ends = hashes[size - 1 :: size]
+        return [compute_block_hash(end, [number]) for end in ends for number in range(size)]
+
+    def knows(self, hashes: Sequence[int]) -> bool:
+        """True if the sector that ends with the last of ``hashes`` is known; also in the middle of one."""
+        size = self.blocks_per_sector
+        return len(hashes) % size > 0 or self._keys(hashes[-size:])[0] in self.ledger.hash_to_block
+
+    def matched(self, hashes: Sequence[int], unit: int) -> int:
+        """The most of the pages with ``hashes``, a multiple of ``unit``, behind which a query finds all it reaches."""
+        found, missing = 0, -1
+        for count, known in enumerate(self._keys(hashes), 1):
+            if known not in self.ledger.hash_to_block:
+                missing = count - 1
+            if count % unit == 0 and missing < self.unread(count * self.tokens_per_page):
+                found = count
+        return found
+
+    def acquire(self, request_id: str, hashes: Sequence[int]) -> None:
+        """Give a new request the pages with ``hashes`` that it reaches behind them."""
+        evicted = self.unread(len(hashes) * self.tokens_per_page)
+        blocks = [self.ledger.hash_to_block[known] for known in self._keys(hashes)[evicted:]]
+        self.acquire_prefix_blocks(request_id, len(blocks) * self.tokens_per_page, blocks)
+        self.chains[request_id], self.evicted_pages[request_id] = list(hashes), evicted
+
+    @override
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         super().free_blocks(request_id, no_cache)
         self.pool.free_blocks(self.index, self.left.pop(request_id, []))
+        self.chains.pop(request_id, None)
 
 
 def divide(cache: PagedAttentionCache, sectors: Sectors, tokens: int) -> None:

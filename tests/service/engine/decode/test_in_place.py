@@ -13,7 +13,7 @@ from patches import Method, parse, patched
 from patches.attention.decode import shared
 from patches.attention.decode.shared import MOST_SCORES
 from patches.attention.decode.strided import StridedBatch
-from service.engine.adapter import manager
+from service.engine.adapter.pages import adoption
 from service.engine.adapter.pages.cache import EncodingCache
 from service.engine.adapter.pages.windowed import WindowedAllocator
 from service.engine.choice import PAGED
@@ -142,7 +142,7 @@ def test_shared_prefixes_and_evicted_keys_are_read_beside_others(
 def test_requests_of_like_lengths_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier request may have left anything behind the keys of another."""
     calls: list[StridedBatch] = []
-    attend, give_out = shared.strided_attention, manager.give_out_runs
+    attend, give_out = shared.strided_attention, adoption.give_out_runs
 
     def watched(*arguments: Any) -> torch.Tensor:
         calls.append(arguments[-1])
@@ -153,7 +153,7 @@ def test_requests_of_like_lengths_share_a_call(monkeypatch: pytest.MonkeyPatch) 
         allocator.cache_tensor.fill_(torch.nan)
 
     monkeypatch.setattr(shared, "strided_attention", watched)
-    monkeypatch.setattr(manager, "give_out_runs", left_over)
+    monkeypatch.setattr(adoption, "give_out_runs", left_over)
     methods: list[Method] = [parse(name) for name in ("alibi", "default", *["linear:4"] * 4)]
     prompts = [[3 + number, *range(9, 9 + length)] for number, length in enumerate((21, 22, 23, 21, 23, 22))]
     with patched(tiny_model("llama")[1]) as patch:
@@ -174,7 +174,7 @@ def test_requests_of_like_lengths_share_a_call(monkeypatch: pytest.MonkeyPatch) 
 def test_keys_turn_in_spare_places_of_float32(dtype: str, tokens: int, expected: int) -> None:
     """An eighth of the others at most: those of all blocks, and two that transformers keeps."""
     spare: list[range] = []
-    give_out = manager.give_out_runs
+    give_out = adoption.give_out_runs
 
     def watched(cache: Any, allocator: Any) -> None:
         give_out(cache, allocator)
@@ -184,7 +184,7 @@ def test_keys_turn_in_spare_places_of_float32(dtype: str, tokens: int, expected:
 
     model = tiny_model("llama")[1].to(getattr(torch, dtype))
     with patched(model) as patch, pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(manager, "give_out_runs", watched)
+        monkeypatch.setattr(adoption, "give_out_runs", watched)
         limits = replace(TOGETHER, cache_tokens=tokens)
         generated(patch, PAGED, [parse("default")], [[5, 6, 7]], limits)
     assert [len(each) for each in spare] == [expected]
