@@ -143,7 +143,9 @@ class Settings(BaseSettings):
     )
 
     max_length: int | None = Field(
-        None, ge=2, description="Most tokens of one request, prompt and new together; the cache's size when unset."
+        None,
+        ge=2,
+        description="Most tokens of one request, prompt and new together; as many as the cache fits when unset.",
     )
     max_new_tokens: Count = Field(4096, description="Most new tokens one request may ask for.")
     max_prompts: Count = Field(64, description="Most prompts in one request.")
@@ -287,17 +289,6 @@ class Settings(BaseSettings):
         if cache is not None and size > cache:
             raise ValueError(f"at most ROPEWAY_CACHE_TOKENS ({cache}), not {size}")
         return size
-
-    @field_validator("cache_tokens")
-    @classmethod
-    def _requests_fit(cls, cache: int | None, others: ValidationInfo) -> int | None:
-        """Raises:
-        ValueError: for a cache that is smaller than the longest request.
-        """
-        longest = others.data.get("max_length")
-        if cache is not None and longest is not None and longest > cache:
-            raise ValueError(f"at least ROPEWAY_MAX_LENGTH ({longest}), not {cache}")
-        return cache
 
     @field_validator("servers")
     @classmethod

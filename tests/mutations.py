@@ -315,6 +315,8 @@ SERVED = [
              "for block in [each * size]", (LOCAL_PAGES,)),
     Mutation("a group reads the table of the other", "service/engine",
              'kwargs["group"] = self.layer_to_allocator[layer_idx].index', 'kwargs["group"] = 0', (LOCAL_PAGES,)),
+    Mutation("pages of a prompt stay until the next one", "service/engine", "if self.cache.has_sectors:", "if False:",
+             (LOCAL_PAGES,)),
     Mutation("the longest text as if no layer slid", "service/engine",
              "rounded(self.thread.manager.max_cached_len(None, length))", "rounded(length)",
              (f"{LOCAL_PAGES}::test_a_model_serves_texts_that_are_longer_than_its_cache",)),

@@ -121,10 +121,11 @@ class Engine:
     def longest(self) -> int:
         """The most tokens of a generation, prompt included, that fits into the cache under most encodings."""
 
-        def reserved(length: int) -> int:
-            return self.generations.rounded(self.thread.manager.max_cached_len(None, length))
+        return bisect_right(range(1, MAX_POSITION + 2), self.generations.most, key=self.reserved)
 
-        return bisect_right(range(1, MAX_POSITION + 2), self.generations.most, key=reserved)
+    def reserved(self, length: int) -> int:
+        """Tokens of cache that a generation of ``length`` tokens takes under most encodings."""
+        return self.generations.rounded(self.thread.manager.max_cached_len(None, length))
 
     def max_cached_len(self, resolved: ResolvedRecipe, length: int) -> int:
         """The most tokens of cache that a generation of ``length`` tokens ever holds."""

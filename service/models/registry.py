@@ -21,7 +21,7 @@ from service.metrics import Metrics
 from service.models.checkpoint.loading import Checkpoint, ModelLoadError, refuse_undivided
 from service.models.checkpoint.quantization import Quantization
 from service.models.memory.available_memory import free_bytes
-from service.models.memory.cache_size import cache_bytes, cache_tokens
+from service.models.memory.cache_size import CPU_REACH, cache_bytes, cache_tokens
 from service.models.memory.score_size import MOST_TOKENS, score_bytes, score_bytes_per_token, score_tokens
 from service.models.memory.weights import places
 from service.models.parallel.group import check
@@ -246,21 +246,28 @@ class ModelRegistry:
 
 
 def _max_length(name: str, engine: Engine, settings: Settings) -> int:
-    """The most tokens of a request, prompt included.
+    """The most tokens of a request, prompt included: as configured, else as many as the cache fits.
+
+    Layers that keep a window only may have room for any text: a default goes no further than encodings do.
 
     Raises:
-        ModelLoadError: when the cache has room for none.
+        ModelLoadError: when a cache of a configured size has no room for ``max_length``, or for a token.
     """
-    room = engine.longest
+    room, asked, tokens = engine.longest, settings.max_length, engine.limits.cache_tokens
     if not room:
-        needed = engine.generations.rounded(engine.thread.manager.max_cached_len(None, 1))
+        least = engine.reserved(1)
         raise ModelLoadError(
-            f"ROPEWAY_CACHE_TOKENS: a cache of {engine.limits.cache_tokens} fits no request of {name}: one token takes "
-            f"{needed}"
+            f"ROPEWAY_CACHE_TOKENS: a cache of {tokens} fits no request of {name}: one token takes {least}"
         )
-    if settings.max_length is not None and settings.max_length > room:
-        log.warning("max_length_beyond_the_cache", model=name, max_length=settings.max_length, room=room)
-    return min(settings.max_length or room, room)
+    if asked is not None and asked > room:
+        if settings.cache_tokens is not None and engine.reserved(asked) > engine.generations.rounded(tokens):
+            raise ModelLoadError(
+                f"ROPEWAY_MAX_LENGTH: {asked} tokens of {name} do not fit into ROPEWAY_CACHE_TOKENS ({tokens}): {room} "
+                "is the most"
+            )
+        log.warning("max_length_beyond_the_cache", model=name, max_length=asked, room=room)
+    reach = CPU_REACH * engine.patch.geometry.original_max_position_embeddings
+    return min(asked or max(tokens, reach), room)
 
 
 def _eos_token_ids(model: Any, num_logits: int) -> tuple[int, ...]:

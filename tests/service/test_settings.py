@@ -27,13 +27,6 @@ def test_a_page_is_no_larger_than_the_cache() -> None:
     assert Settings(_env_file=None, cache_tokens=64, page_size=64).page_size == 64
 
 
-def test_the_longest_request_fits_into_the_cache() -> None:
-    assert (
-        refusal(cache_tokens=100, max_length=101) == "ROPEWAY_CACHE_TOKENS: at least ROPEWAY_MAX_LENGTH (101), not 100"
-    )
-    assert Settings(_env_file=None, cache_tokens=100, max_length=100).max_length == 100
-
-
 @pytest.mark.parametrize(
     "url", ["foo", "localhost:4318", "grpc://localhost:4317", "http://", "http://:tulip@h:bad", "http://:tulip@h:70000"]
 )

@@ -16,6 +16,9 @@ from patches.attention.paged.tables import power_of_two
 from patches.batch.slots import POSITION_BITS
 from patches.batch.upload import uploaded
 
+Division = list[np.ndarray]
+"""``parts_of`` the rows of a step, in each group of layers."""
+
 NO_ITEM: Item = (-1, 0, 0, 0)
 
 
@@ -61,32 +64,35 @@ class _Numbers:
         self.parts = {name: part.numpy() for name, part in layout.parts(self.memory).items()}
         self.rows = np.zeros((0, 2), np.int64)
         self.longest: Mapping[int, int] = {}
-        self._page_size, self._groups = page_size, layout.groups
-        self._divisions = [np.zeros((0, 4), np.int64)] * layout.groups
+        self.division: Division = []
+        self._page_size = page_size
+        self._items = [np.zeros((0, 4), np.int64)] * layout.groups
+        """The parts that the items of each group are made of."""
 
-    def write(self, rows: np.ndarray, split: int) -> None:
-        """Have ``rows`` of ``DecodeSteps.of``, without their tokens and pages."""
+    def write(self, rows: np.ndarray, division: Division, split: int) -> None:
+        """Have ``rows`` of ``DecodeSteps.of`` with their ``division``, without their tokens and pages."""
         parts, count = self.parts, len(rows)
         every = np.zeros((len(parts["slots"]), rows.shape[1]), np.int64)
         every[:count], every[count:, 0] = rows, rows[0, 0]
         slots, positions = every[:, 0], every[:, 1]
         parts["place"][:], parts["positions"][:], parts["slots"][:] = positions % self._page_size, positions, slots
         parts["encoded"][:] = slots << POSITION_BITS | positions
-        for group in range(self._groups):
-            about, pages = parts[f"sequences {group}"].reshape(-1, 6), pages_in(every, group)
+        for group, own in enumerate(division):
+            about = parts[f"sequences {group}"].reshape(-1, 6)
             about[:, 0], about[:, 1], about[:, 2], about[:, 3] = slots, positions, np.arange(len(every)), 1
-            about[:, 4:] = pages
-            self._divide(group, parts_of(positions + 1, gaps_of(pages, self._page_size), split))
-        self.rows, self.longest = rows.copy(), longest(zip(slots.tolist(), (positions + 1).tolist(), strict=True))
+            about[:, 4:] = pages_in(every, group)
+            self._divide(group, np.concatenate((own, np.tile((split, 1, 0, 0), (len(every) - count, 1)))))
+        self.division, self.rows = division, rows.copy()
+        self.longest = longest(zip(slots.tolist(), (positions + 1).tolist(), strict=True))
 
-    def _divide(self, group: int, division: np.ndarray) -> None:
-        """Have the items of rows with this ``division``. It changes once in the keys of a part."""
-        if np.array_equal(division, self._divisions[group]):
+    def _divide(self, group: int, parts: np.ndarray) -> None:
+        """Have the items of rows with these ``parts``. They change once in the keys of a part."""
+        if np.array_equal(parts, self._items[group]):
             return
-        items, self.parts[f"edges {group}"][:] = items_of(np.arange(len(division)), division)
+        items, self.parts[f"edges {group}"][:] = items_of(np.arange(len(parts)), parts)
         singles = self.parts[f"singles {group}"].reshape(-1, 4)
         singles[: len(items)], singles[len(items) :] = items, NO_ITEM
-        self._divisions[group] = division
+        self._items[group] = parts
 
 
 class DecodeTable:
@@ -138,15 +144,15 @@ class DecodeStep:
         self.longest: Mapping[int, int] = {}
         self.tables = [DecodeTable(self, each.pages[:rows], parts, group) for group, each in enumerate(pages)]
 
-    def fill(self, rows: np.ndarray, tokens: Sequence[int], spare: int) -> None:
-        """Have ``rows`` int64 [n, 2 + 2 * groups] as in ``DecodeSteps.of`` and their new ``tokens``.
+    def fill(self, rows: np.ndarray, division: Division, tokens: Sequence[int], spare: int) -> None:
+        """Have ``rows`` int64 [n, 2 + 2 * groups] as in ``DecodeSteps.of``, their ``division`` and new ``tokens``.
 
         The tables have the pages. Rows of padding write into the page ``spare``.
         """
         self._now, self._next = self._next, self._now  # the step before has ended, but not when it was expected from
         now, count = self._now, len(rows)
         if not np.array_equal(now.rows, rows):
-            now.write(rows, self.split)
+            now.write(rows, division, self.split)
         for group, table in enumerate(self._pages):
             columns, (first, evicted) = rows[:, 1] // self.page_size, pages_in(rows, group).T
             columns -= evicted * (columns >= first)
@@ -162,13 +168,16 @@ class DecodeStep:
     def expect(self) -> None:
         """Write what the next step has if all sequences go on. A card still reads the numbers of this one."""
         rows = after(self._now.rows)
-        has_as_many = np.array_equal(self._counts(self._now.rows), self._counts(rows))
+        division = divided(rows, self.page_size, self.split)
+        pairs = zip(self._now.division, division, strict=True)
+        has_as_many = all(np.array_equal(now[:, 1], later[:, 1]) for now, later in pairs)
         if has_as_many and not np.array_equal(self._next.rows, rows):
-            self._next.write(rows, self.split)
+            self._next.write(rows, division, self.split)
 
-    def _counts(self, rows: np.ndarray) -> np.ndarray:
-        """Parts of each row [n], by group of layers."""
-        return np.stack([each[:, 1] for each in parts_by_group(rows, self.page_size, self.split)])
+    def division_of(self, rows: np.ndarray) -> Division:
+        """``divided`` the ``rows`` of a step, which ``expect`` may have done."""
+        known = self._next
+        return known.division if np.array_equal(known.rows, rows) else divided(rows, self.page_size, self.split)
 
     @property
     def expected(self) -> Mapping[int, int] | None:
@@ -200,6 +209,7 @@ class DecodeSteps:
         self._rows, self._page_size, self._spare, self._spare_pages = rows, page_size, spare, (spare,)
         self._tables = [BlockTable(rows, width, device) for width in widths]
         self._steps = dict[tuple[int, ...], DecodeStep]()
+        self._last: DecodeStep | None = None
 
     def filled(self, groups: Sequence[Sequence[PagedSequence]], tokens: Sequence[int]) -> DecodeStep:
         """The step of the same sequences with their pages in each of ``groups``, and their new ``tokens``.
@@ -217,7 +227,8 @@ class DecodeSteps:
         ``pages`` has the block tables of each group by row, without those that are the same as in the step before.
         """
         count = min(power_of_two(len(rows), 1), self._rows)
-        division = parts_by_group(rows, self._page_size, SPLIT)
+        last = self._last
+        division = divided(rows, self._page_size, SPLIT) if last is None else last.division_of(rows)
         items = [int(parts[:, 1].sum()) + count - len(rows) for parts in division]
         size = count, *(power_of_two(each, count) for each in items)
         if size not in self._steps:
@@ -227,8 +238,9 @@ class DecodeSteps:
                 table.put(row, own)
             for row in range(len(rows), count):
                 table.put(row, self._spare_pages)
-        self._steps[size].fill(rows, tokens, self._spare)
-        return self._steps[size]
+        self._last = self._steps[size]
+        self._last.fill(rows, division, tokens, self._spare)
+        return self._last
 
 
 def pages_in(rows: np.ndarray, group: int) -> np.ndarray:
@@ -236,7 +248,7 @@ def pages_in(rows: np.ndarray, group: int) -> np.ndarray:
     return rows[:, 2 + 2 * group : 4 + 2 * group]
 
 
-def parts_by_group(rows: np.ndarray, page_size: int, split: int) -> list[np.ndarray]:
+def divided(rows: np.ndarray, page_size: int, split: int) -> Division:
     """``parts_of`` the ``rows`` of ``DecodeSteps.of`` in each group of layers."""
     groups, keys = rows.shape[1] // 2 - 1, rows[:, 1] + 1
     return [parts_of(keys, gaps_of(pages_in(rows, group), page_size), split) for group in range(groups)]

@@ -76,11 +76,14 @@ def parts_of(keys: np.ndarray, gaps: np.ndarray, split: int) -> np.ndarray:
     does the rounding of its numbers. A long sequence fills a card with larger parts.
     """
     start, stop = gaps.T
-    cached = keys - (stop - start)
-    sizes = split * (1 + (cached > 8 * split) + 2 * (cached > 64 * split))
-    before = -(-start // sizes)
-    within = np.maximum(stop // sizes - before, 0)
-    return np.stack((sizes, -(-keys // sizes) - within, before, within), axis=1)
+    cached, parts = keys - (stop - start), np.zeros((len(keys), 4), np.int64)
+    parts[:, 0] = sizes = split * (1 + (cached > 8 * split) + 2 * (cached > 64 * split))
+    parts[:, 1] = -(-keys // sizes)
+    if stop.any():
+        parts[:, 2] = before = -(-start // sizes)
+        parts[:, 3] = within = np.maximum(stop // sizes - before, 0)
+        parts[:, 1] -= within
+    return parts
 
 
 def items_of(owner: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -35,9 +35,10 @@ class PackedAttention:
         forwards: Forwards,
     ) -> None:
         """Layers that are ``shared`` have the pages of an earlier one, which writes them."""
-        self._layers, self._segments, self._forwards = layers, segments, forwards
+        self._segments, self._forwards = segments, forwards
         own = [layer for layer in range(layers) if layer not in shared]
-        self._shared, self._with_pages = shared, {layer: own.index(shared.get(layer, layer)) for layer in range(layers)}
+        self._layers, self._own, self._shared = layers, len(own), shared
+        self._with_pages = {layer: own.index(shared.get(layer, layer)) for layer in range(layers)}
         self._width, self._calls = measurement.cached.width, measurement.cached.calls
         self.rows = segments.rows
 
@@ -143,8 +144,9 @@ class PackedAttention:
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, index: int
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """The new states in the width of the cache, and their layer. A layer that attends again is another layer."""
-        layer = self._with_pages[index] if isinstance(batch, PagedBatch) else index
-        layer += self._layers * batch.calls_before(index) if self._calls > 1 else 0
+        by_tables = isinstance(batch, PagedBatch)
+        layer, layers = (self._with_pages[index], self._own) if by_tables else (index, self._layers)
+        layer += layers * batch.calls_before(index) if self._calls > 1 else 0
         return widened(key, self._width), widened(value, self._width), layer
 
 

@@ -15,7 +15,7 @@ from patches import Batch, PagedBackend, PagedSequence, encode, packed_batch, pa
 from service.engine.adapter.cards.decode_rows import DecodeRows
 from service.engine.adapter.decode_inputs import prepare_decode
 from service.engine.adapter.pages.cache import EncodingCache
-from service.engine.adapter.pages.windowed import Turn, allocator_of
+from service.engine.adapter.pages.windowed import Turn, whole_of
 from service.engine.request import EngineRequest
 
 
@@ -65,11 +65,14 @@ class SlottedInputs(ContinuousBatchingIOs):
 
     def _prepare_whole(self, requests_in_batch: list[FutureRequestState]) -> None:
         sequences, arguments = [], self.arguments
+        if self.cache.has_sectors:  # a prompt has left pages: those of a request depend on its position alone
+            for future in requests_in_batch:
+                self.cache.evict(future.state)
         for future in requests_in_batch:
             request = self.requests.get(future.state.request_id)
             slot = 0 if request is None else request.slot  # cancelled meanwhile: its result is dropped
             sequences.append((slot, future.state.position_offset, future.query_length))
-        windowed = allocator_of(self.cache)
+        windowed = whole_of(self.cache)
         ids = [future.state.request_id for future in requests_in_batch]
         decodes = windowed is not None and all(length == 1 for *_, length in sequences)
         self.cache.in_place = windowed.places(ids) if decodes else {}  # type: ignore[union-attr]
@@ -102,7 +105,7 @@ class SlottedInputs(ContinuousBatchingIOs):
         return mask is None and not self.arguments["use_padding"] and _decode(requests)
 
     def _prepare_by_theirs(self, written: ContinuousBatchingIOs, requests: list[FutureRequestState]) -> None:
-        windowed = allocator_of(self.cache)
+        windowed = whole_of(self.cache)
         turns = [Turn(f.state.request_id, f.state.position_offset, f.query_length) for f in requests]
         by_tables = {} if self.backend is None else {"use_decode_fast_path": True}
         with nullcontext() if windowed is None else windowed.asked_in_turn(turns):

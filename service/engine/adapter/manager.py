@@ -44,7 +44,7 @@ from service.engine.request import EngineRequest
 from service.engine.thread.cpu import Wake, generation_thread
 from service.engine.thread.fairness import PREFILL_BESIDE_OTHERS, interleave
 from service.engine.thread.interleave import Interleaved
-from service.engine.thread.out_of_memory import OutOfMemory, give_back, is_out_of_memory
+from service.engine.thread.out_of_memory import OutOfMemory, give_back, is_out_of_memory, whole_card
 from service.engine.window import max_cached_len
 from service.sharing.turns import Turns
 
@@ -107,7 +107,7 @@ class EncodingManager(ContinuousBatchingManager):
         config = batching_config(limits, divided=self._sectors is not None)
         # do_sample stays off in the manager: it draws all rows from one shared generator.
         generation_config = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1)
-        with self._configured(), without_ranks(patch.model):
+        with self._configured(), without_ranks(patch.model), whole_card:  # another model's may be in ``sized_by_us``
             super().__init__(patch.model, generation_config, config)
         self._wake_up_loop = Wake()
         if backend is not None:

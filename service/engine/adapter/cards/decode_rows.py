@@ -37,7 +37,7 @@ class DecodeRows:
             changed = self._changed(states, positions)
         else:
             changed = list(range(len(states)))
-            for state in states:  # a prompt has left pages; the next ones go back when a page begins
+            for state in states:  # as in steps without a graph; later pages go back when one begins
                 self._cache.evict(state)
             # A request that was cancelled meanwhile has any slot: its result is dropped.
             slots = [0 if request is None else request.slot for request in known]

@@ -54,4 +54,6 @@ def adopt_cache(
         divide(cache, sectors, limits.cache_tokens)
     tables = [each for each in cache.cache_allocators.values() if isinstance(each, WindowedAllocator)]
     has_tables = len(tables) == len(cache.cache_allocators)
-    vars(cache).update(page_size=limits.page_size, by_tables=tables, has_tables=has_tables)
+    vars(cache).update(
+        page_size=limits.page_size, by_tables=tables, has_tables=has_tables, has_sectors=sectors is not None
+    )

@@ -25,7 +25,7 @@ from patches import LayersInPlace
 from service.engine.adapter.pages.local import LocalAllocator
 from service.engine.adapter.pages.runs import forget
 from service.engine.adapter.pages.sectors import SectorAllocator, chained
-from service.engine.adapter.pages.windowed import WindowedAllocator, allocator_of
+from service.engine.adapter.pages.windowed import WindowedAllocator, whole_of
 from service.engine.request import EngineRequest
 from service.engine.thread.out_of_memory import whole_card
 from service.engine.window import SinkWindow
@@ -65,6 +65,8 @@ class EncodingCache(PagedAttentionCache):
     """The allocators of groups of layers with block tables."""
     has_tables: bool
     """True if all groups have some."""
+    has_sectors: bool
+    """True if some layers keep a window only, in sectors of the memory."""
 
     @property
     def groups(self) -> int:
@@ -84,12 +86,12 @@ class EncodingCache(PagedAttentionCache):
     @property
     def windows(self) -> dict[str, SinkWindow]:
         """Request id -> the tokens that it needs, of requests that do without some between."""
-        windowed = allocator_of(self)
+        windowed = whole_of(self)
         return {} if windowed is None else windowed.windows
 
     @property
     def _whole(self) -> WindowedAllocator:
-        allocator = allocator_of(self)
+        allocator = whole_of(self)
         assert allocator is not None, "some layers attend to everything"
         return allocator
 
@@ -152,7 +154,7 @@ class EncodingCache(PagedAttentionCache):
 
     def read_by_next(self, state: RequestState) -> int | None:
         """Tokens that the next step of a decoding request reads per layer; None without room for its new key."""
-        tables, windowed, past = self.by_tables, allocator_of(self), state.position_offset
+        tables, windowed, past = self.by_tables, whole_of(self), state.position_offset
         needs_all = self.has_tables and (windowed is None or windowed.window_of(state.request_id) is None)
         has_room = needs_all and all(each.has_room(state.request_id, past + 1) for each in tables)
         if not (has_room or self.can_store_request_tokens(state, 1)):
@@ -164,7 +166,7 @@ class EncodingCache(PagedAttentionCache):
 
     def most_read(self, state: RequestState) -> int | None:
         """Most tokens that the next step of one request reads, per layer; None for all of them."""
-        windowed, past = allocator_of(self), state.current_len()
+        windowed, past = whole_of(self), state.current_len()
         window = None if windowed is None else windowed.window_of(state.request_id)
         if windowed is None and self.by_tables:  # layers that attend locally, and no others
             return self.by_tables[0].keys_of(state.request_id, past, 0)
@@ -260,7 +262,7 @@ class EncodingCache(PagedAttentionCache):
 
     @override
     def mark_complete_blocks(self, state: RequestState, complete_blocks: dict[str, int]) -> None:
-        windowed = allocator_of(self)
+        windowed = whole_of(self)
         if not complete_blocks or (windowed is not None and windowed.evicted_pages.get(state.request_id)):
             return  # a hash covers every token before it: after a gap there is none
         salt = self._salt(state.request_id)

@@ -17,7 +17,7 @@ from service.engine.request import EngineRequest
 from service.engine.window import LocalWindow, SinkWindow
 
 
-def allocator_of(cache: PagedAttentionCache) -> WindowedAllocator | None:
+def whole_of(cache: PagedAttentionCache) -> WindowedAllocator | None:
     """The allocator of the layers that attend to everything, if the model has such layers."""
     return cache.cache_allocators.get(FULL_ATTENTION)  # type: ignore[return-value]
 

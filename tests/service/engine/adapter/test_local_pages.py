@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from patches import PagedBatch, parse, patched
 from patches.attention.paged import batch as paged_batch
 from patches.encoding.masks import ChunkRange, DistanceRange
 from service.engine.adapter import EncodingManager
+from service.engine.adapter.configuration import sectors_of
 from service.engine.adapter.pages.adoption import adopt_cache
 from service.engine.adapter.pages.cache import EncodingCache, sized_by_us
 from service.engine.adapter.pages.local import LocalAllocator
@@ -61,9 +63,11 @@ PAGE, STEP = 4, 16
 def test_tokens_behind_pages_that_went_back(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of three windows, in chunks beside decoding: encodings of every kind have the tokens of whole caches."""
     gaps: list[tuple[int, ...]] = []
-    made = paged_batch.paged_batch
+    made, windows = paged_batch.paged_batch, list[LocalWindow]()
 
     def noted(groups: Any, *args: Any) -> PagedBatch:
+        local = groups[0]  # groups come in the order of layers, and the first one has a window
+        assert all(s.evicted_pages == windows[0].evicted_pages(s.q_start) for s in local), "the position decides"
         gaps.append(tuple(max(sequence.evicted_pages for sequence in sequences) for sequences in groups))
         return made(groups, *args)
 
@@ -71,6 +75,9 @@ def test_tokens_behind_pages_that_went_back(family: str, monkeypatch: pytest.Mon
     with patched(tiny_model(family)[1]) as patch:
         methods = [*every_encoding(patch)[::3], *map(parse, WINDOWED[:1])]
         prompts = prompts_for(methods, 3 * WINDOW)
+        sectors = sectors_of(patch, LIMITS.page_size)
+        assert sectors is not None
+        windows.append(sectors.window)
         tokens, values, _ = generated(patch, EAGER, methods, prompts)
         expected, expected_values, _ = generated(patch, SEGMENTS, methods, prompts)
     assert tokens == expected
@@ -114,15 +121,18 @@ async def test_a_cache_serves_texts_that_are_longer_than_itself() -> None:
             await finish(engine, prompt_of(990), 10)
 
 
-def test_a_model_serves_texts_that_are_longer_than_its_cache(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [None, 10_000])
+def test_a_model_serves_texts_that_are_longer_than_its_cache(asked: int | None, tmp_path: Path) -> None:
     tiny_model("cohere2")[1].save_pretrained(tmp_path / "tiny")
     tiny_tokenizer().save_pretrained(tmp_path / "tiny")
     settings = Settings(_env_file=None, model=str(tmp_path / "tiny"), attention="eager", cache_tokens=6400)
-    registry = ModelRegistry(settings)
+    registry = ModelRegistry(settings.model_copy(update={"max_length": asked}))
     try:
         served = registry.get("tiny")
-        assert 3 * 6400 < served.max_length == served.engine.longest
-        assert reserved(served.engine, served.max_length) <= 6400 < reserved(served.engine, served.max_length + 32)
+        assert served.engine.longest > 3 * 6400
+        assert served.max_length == (asked or 6400), "no further than 32 trained lengths, or than the cache"
+        longest = served.engine.longest
+        assert served.engine.reserved(longest) <= 6400 < served.engine.reserved(longest + 32)
     finally:
         registry.close()
 
@@ -130,9 +140,17 @@ def test_a_model_serves_texts_that_are_longer_than_its_cache(tmp_path: Path) -> 
 def test_a_cache_without_room_for_a_token_is_refused(tmp_path: Path) -> None:
     tiny_model("cohere2")[1].save_pretrained(tmp_path / "tiny")
     tiny_tokenizer().save_pretrained(tmp_path / "tiny")
-    small = Settings(_env_file=None, model=str(tmp_path / "tiny"), attention="eager", cache_tokens=64, page_size=64)
-    with pytest.raises(ModelLoadError, match="a cache of 64 fits no request of tiny: one token takes 128"):
-        ModelRegistry(small)
+
+    def refusal(cache_tokens: int, **others: Any) -> str:
+        settings = Settings(
+            _env_file=None, model=str(tmp_path / "tiny"), attention="eager", cache_tokens=cache_tokens, **others
+        )
+        with pytest.raises(ModelLoadError) as refused:
+            ModelRegistry(settings)
+        return str(refused.value)
+
+    assert "a cache of 64 fits no request of tiny: one token takes 128" in refusal(64, page_size=64)
+    assert "200 tokens of tiny do not fit into ROPEWAY_CACHE_TOKENS (96): 96 is the most" in refusal(96, max_length=200)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "starcoder2"])
@@ -348,7 +366,8 @@ def test_pages_go_back_once_no_query_reaches_them(mask: Any, step: int) -> None:
     assert window.max_cached_len(7, step) <= 7
 
 
-def test_the_longest_prefix_has_all_pages_of_its_last_window() -> None:
+@pytest.mark.parametrize("unit", [1, 3])
+def test_the_longest_prefix_has_all_pages_of_its_last_window(unit: int) -> None:
     chance = random.Random(3)
     window = LocalWindow((DistanceRange(0, 14),), 14, PAGE)
     for _ in range(200):
@@ -359,10 +378,10 @@ def test_the_longest_prefix_has_all_pages_of_its_last_window() -> None:
         allocator.ledger = type("Ledger", (), {"hash_to_block": dict.fromkeys(known, 0)})()  # type: ignore[assignment]
         fitting = [
             count
-            for count in range(1, len(hashes) + 1)
+            for count in range(unit, len(hashes) + 1, unit)
             if known.issuperset(hashes[window.evicted_pages(count * PAGE) : count])
         ]
-        assert allocator.matched(hashes, 1) == max(fitting, default=0)
+        assert allocator.matched(hashes, unit) == max(fitting, default=0)
 
 
 # Layers that share keys
@@ -387,3 +406,16 @@ def test_layers_that_share_keys_share_their_pages(choice: EngineChoice) -> None:
             logits = one_pass(patch, method, prompt + found[:-1], len(prompt) + NEW)[-NEW:].log_softmax(-1)
             assert logits.argmax(-1).tolist() == found
             assert torch.allclose(logits.amax(-1).float(), logprobs, atol=2e-4)
+
+
+def test_a_model_waits_while_another_ones_cache_is_made() -> None:
+    """Meanwhile, transformers' table of allocators has another entry."""
+    built: list[EncodingManager] = []
+    with patched(tiny_model("gemma3")[1]) as patch:
+        thread = threading.Thread(target=lambda: built.append(EncodingManager(patch, LIMITS, "eager")))
+        with sized_by_us(by_tables=True):
+            thread.start()
+            thread.join(0.3)
+            assert not built
+        thread.join(10)
+    assert len(built) == 1
