@@ -71,6 +71,7 @@ STOP_REASONS = "tests/service/openai/text/test_stop_reasons.py"
 TEMPLATING = "tests/service/openai/text/test_templating.py"
 CARD = "tests/service/engine/cards/test_card.py"
 LOCAL_PAGES = "tests/service/engine/adapter/test_local_pages.py"
+SECTORS = "tests/service/engine/adapter/test_sectors.py"
 PAGED_ATTENTION = "tests/service/engine/adapter/test_paged_attention.py"
 FUSED = "tests/patches/attention/test_fused.py"
 IN_PLACE = "tests/service/engine/decode/test_in_place.py"
@@ -306,13 +307,13 @@ SERVED = [
     Mutation("window dropped a page early", "service/engine", "(position - self.window_size + 1) // self.page_size",
              "(position - self.window_size + 1 + self.page_size) // self.page_size", (EVICTION,)),
     Mutation("pages of windows leave early", "service/engine", "begins = position - position % self.page_size",
-             "begins = position + self.page_size", (LOCAL_PAGES,)),
+             "begins = position + self.page_size", (SECTORS,)),
     Mutation("the last window of a prefix has gaps", "service/engine", "missing < self.unread(",
-             "missing <= self.unread(", (LOCAL_PAGES,)),
+             "missing <= self.unread(", (SECTORS,)),
     Mutation("parts of sectors are shared", "service/engine", "if count % unit == 0 and missing", "if missing",
-             (LOCAL_PAGES,)),
+             (SECTORS,)),
     Mutation("half a sector stays known", "service/engine", "for block in range(each * size, (each + 1) * size)",
-             "for block in [each * size]", (LOCAL_PAGES,)),
+             "for block in [each * size]", (SECTORS,)),
     Mutation("a group reads the table of the other", "service/engine",
              'kwargs["group"] = self.layer_to_allocator[layer_idx].index', 'kwargs["group"] = 0', (LOCAL_PAGES,)),
     Mutation("pages of a prompt stay until the next one", "service/engine", "if self.cache.has_sectors:", "if False:",

@@ -24,6 +24,7 @@ TRANSFORMERS_IN_SERVICE = {
     "service/engine/adapter/pages/adoption.py",
     "service/engine/adapter/pages/cache.py",
     "service/engine/adapter/pages/local.py",
+    "service/engine/adapter/pages/salted.py",
     "service/engine/adapter/pages/sectors.py",
     "service/engine/adapter/compatibility.py",
     "service/engine/adapter/configuration.py",

@@ -34,8 +34,8 @@ from service.engine.adapter.configuration import (
     without_ranks,
 )
 from service.engine.adapter.inputs import SlottedInputs, on_host
-from service.engine.adapter.pages.adoption import adopt_cache
-from service.engine.adapter.pages.cache import EncodingCache, sized_by_us
+from service.engine.adapter.pages.adoption import adopt_cache, sized_by_us
+from service.engine.adapter.pages.cache import EncodingCache
 from service.engine.adapter.runner import OnStep, RequestRunner, recordings
 from service.engine.adapter.scheduler import FairScheduler
 from service.engine.failures import EngineStopping

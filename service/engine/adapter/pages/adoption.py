@@ -1,11 +1,22 @@
-"""The cache that transformers builds, and its allocators, become ours."""
+"""The cache that transformers builds, and how it and its allocators become ours."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from transformers.generation.continuous_batching.cache import PagedAttentionCache
-from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION, SLIDING_ATTENTION
+from transformers.generation.continuous_batching.cache import (
+    ATTN_TYPE_TO_ALLOCATOR,
+    PagedAttentionCache,
+    PagedAttentionMemoryHandler,
+)
+from transformers.generation.continuous_batching.cache_allocators import (
+    FULL_ATTENTION,
+    SLIDING_ATTENTION,
+    FullAttentionCacheAllocator,
+)
 
 from patches import LayersInPlace
 from service.engine.adapter.compatibility import adopt
@@ -16,6 +27,7 @@ from service.engine.adapter.pages.sectors import SectorAllocator, divide
 from service.engine.adapter.pages.windowed import WindowedAllocator
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest
+from service.engine.thread.out_of_memory import whole_card
 from service.engine.window import Sectors
 
 
@@ -57,3 +69,29 @@ def adopt_cache(
     vars(cache).update(
         page_size=limits.page_size, by_tables=tables, has_tables=has_tables, has_sectors=sectors is not None
     )
+
+
+def _paged(**arguments: Any) -> FullAttentionCacheAllocator:
+    allocator = FullAttentionCacheAllocator(**arguments)
+    vars(allocator)["sliding_window"] = None  # a cache without other layers asks for it
+    return allocator
+
+
+@contextmanager
+def sized_by_us(*, by_tables: bool) -> Iterator[None]:
+    """Within it, the manager does not compare its cache with free memory, which our limits already fit.
+
+    It would count a mask of all batch tokens by all cached ones, and copies of all keys. Our attention makes neither.
+    To learn the free memory, it waits for the whole card. With ``by_tables``, it makes no rings for layers that slide.
+    """
+    with whole_card:
+        theirs = PagedAttentionMemoryHandler.get_available_memory
+        PagedAttentionMemoryHandler.get_available_memory = lambda self: sys.maxsize  # type: ignore[method-assign]
+        rings = ATTN_TYPE_TO_ALLOCATOR[SLIDING_ATTENTION]
+        if by_tables:
+            ATTN_TYPE_TO_ALLOCATOR[SLIDING_ATTENTION] = _paged  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            PagedAttentionMemoryHandler.get_available_memory = theirs  # type: ignore[method-assign]
+            ATTN_TYPE_TO_ALLOCATOR[SLIDING_ATTENTION] = rings

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from transformers.generation.continuous_batching.cache import (
-    ATTN_TYPE_TO_ALLOCATOR,
-    PagedAttentionCache,
-    PagedAttentionMemoryHandler,
-)
-from transformers.generation.continuous_batching.cache_allocators import (
-    SLIDING_ATTENTION,
-    FullAttentionCacheAllocator,
-)
-from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.requests import RequestState
 from typing_extensions import override
 
 from patches import LayersInPlace
 from service.engine.adapter.pages.local import LocalAllocator
 from service.engine.adapter.pages.runs import forget
+from service.engine.adapter.pages.salted import Salted, TokensOf
 from service.engine.adapter.pages.sectors import SectorAllocator, chained
 from service.engine.adapter.pages.windowed import WindowedAllocator, whole_of
 from service.engine.request import EngineRequest
-from service.engine.thread.out_of_memory import whole_card
 from service.engine.window import SinkWindow
 
 
@@ -232,7 +222,7 @@ class EncodingCache(PagedAttentionCache):
     @override
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
         salt = self._salt(request_id)
-        found = 0 if salt is None else self._matched(request_id, _Salted(prompt_ids, salt)[:])
+        found = 0 if salt is None else self._matched(request_id, Salted(prompt_ids, salt)[:])
         request = self.requests.get(request_id)
         if request is not None:
             request.cached_tokens = found
@@ -267,8 +257,8 @@ class EncodingCache(PagedAttentionCache):
             return  # a hash covers every token before it: after a gap there is none
         salt = self._salt(state.request_id)
         if salt is not None:
-            tokens = _Salted(state.initial_tokens + state.generated_tokens, salt)
-            super().mark_complete_blocks(_TokensOf(state, tokens), complete_blocks)  # type: ignore[arg-type]
+            tokens = Salted(state.initial_tokens + state.generated_tokens, salt)
+            super().mark_complete_blocks(TokensOf(state, tokens), complete_blocks)  # type: ignore[arg-type]
 
     @override
     def fill_block_table(self, request_id: str, past_length: int, query_length: int, block_table: torch.Tensor) -> None:
@@ -324,53 +314,3 @@ class EncodingCache(PagedAttentionCache):
             self.numbers[request.cache_key] = number
         self.live_keys[request.request_id] = request.cache_key
         return number
-
-
-class _Salted:
-    """``tokens`` with bits above them, made for the part that is read: the cache reads the last page of a text."""
-
-    def __init__(self, tokens: list[int], salt: int) -> None:
-        self._tokens, self._salt = tokens, salt
-
-    def __getitem__(self, part: slice) -> list[int]:
-        return [token | self._salt for token in self._tokens[part]]
-
-    def __add__(self, none: list[int]) -> _Salted:
-        return self
-
-
-class _TokensOf:
-    """A request state with salted tokens, as far as the cache reads it."""
-
-    def __init__(self, state: RequestState, tokens: _Salted) -> None:
-        self.request_id = state.request_id
-        # The cache skips finished requests, whose blocks are gone in asynchronous batching. Ours still have theirs,
-        # and a request for a single token would leave nothing to share.
-        self.status = RequestStatus.DECODING
-        self.initial_tokens, self.generated_tokens = tokens, []  # type: ignore[var-annotated]
-
-
-def _paged(**arguments: Any) -> FullAttentionCacheAllocator:
-    allocator = FullAttentionCacheAllocator(**arguments)
-    vars(allocator)["sliding_window"] = None  # a cache without other layers asks for it
-    return allocator
-
-
-@contextmanager
-def sized_by_us(*, by_tables: bool) -> Iterator[None]:
-    """Within it, the manager does not compare its cache with free memory, which our limits already fit.
-
-    It would count a mask of all batch tokens by all cached ones, and copies of all keys. Our attention makes neither.
-    To learn the free memory, it waits for the whole card. With ``by_tables``, it makes no rings for layers that slide.
-    """
-    with whole_card:
-        theirs = PagedAttentionMemoryHandler.get_available_memory
-        PagedAttentionMemoryHandler.get_available_memory = lambda self: sys.maxsize  # type: ignore[method-assign]
-        rings = ATTN_TYPE_TO_ALLOCATOR[SLIDING_ATTENTION]
-        if by_tables:
-            ATTN_TYPE_TO_ALLOCATOR[SLIDING_ATTENTION] = _paged  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            PagedAttentionMemoryHandler.get_available_memory = theirs  # type: ignore[method-assign]
-            ATTN_TYPE_TO_ALLOCATOR[SLIDING_ATTENTION] = rings
