@@ -71,18 +71,12 @@ class LocalWindow:
         return min(length, pages * self.page_size)
 
 
-def max_cached_len(
-    sink_window: tuple[int, int] | None, length: int, page_size: int, new_tokens: int, sliding: int | None
-) -> int:
+def max_cached_len(sink_window: tuple[int, int] | None, length: int, page_size: int, new_tokens: int) -> int:
     """Most tokens that a cache contains of a generation of ``length`` tokens, when a step adds ``new_tokens`` at most.
 
-    ``sink_window`` counts the first and the last keys that queries reach, None for all; ``sliding`` is the window of
-    layers that have their own.
+    ``sink_window`` counts the first and the last keys that queries reach, None for all.
     """
-    if sink_window is None:
-        return length
-    cached = SinkWindow(*sink_window, page_size).max_cached_len(length, new_tokens)
-    return max(cached, min(length, sliding or 0))
+    return length if sink_window is None else SinkWindow(*sink_window, page_size).max_cached_len(length, new_tokens)
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,7 @@ class Sectors:
     def max_cached_len(self, sink_window: tuple[int, int] | None, length: int, new_tokens: int) -> int:
         """As ``max_cached_len``: tokens that take as much memory in all layers as the sectors of a generation."""
         page_size, gaps = self.window.page_size, 0 if sink_window is None else 2
-        cached = max_cached_len(sink_window, length, page_size, new_tokens, None)
+        cached = max_cached_len(sink_window, length, page_size, new_tokens)
         sectors = self.needed(self.local, self.window.max_cached_len(length, new_tokens), gaps=1)
         sectors += self.needed(self.whole, cached, gaps=gaps)
         return -(-sectors * self.width * page_size // (self.whole + self.local))

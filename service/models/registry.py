@@ -140,9 +140,8 @@ class ModelRegistry:
     def _add(self, ready: Started, settings: Settings, *, among: int) -> None:
         """Serve one of ``among`` models whose caches divide the free memory."""
         checkpoint, patch, choice = ready.checkpoint, ready.patch, ready.choice
-        by_tables = choice.backend is not None
         limits = EngineLimits(
-            cache_tokens=cache_tokens(patch, settings, among, by_tables=by_tables),
+            cache_tokens=cache_tokens(patch, settings, among),
             score_tokens=settings.score_tokens or MOST_TOKENS,
             page_size=settings.page_size,
             max_batch_tokens=settings.max_batch_tokens,
@@ -153,7 +152,7 @@ class ModelRegistry:
             prefix_sharing=settings.prefix_sharing,
             shared=settings.has_keys,
         )
-        cache = cache_bytes(limits.cache_tokens, patch, by_tables=by_tables)
+        cache = cache_bytes(limits.cache_tokens, patch)
         self._note_left(patch.model.device, cache)
         by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
         log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=cache >> 20, by=by)

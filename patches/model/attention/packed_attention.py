@@ -37,7 +37,7 @@ class PackedAttention:
         """Layers that are ``shared`` have the pages of an earlier one, which writes them."""
         self._segments, self._forwards = segments, forwards
         own = [layer for layer in range(layers) if layer not in shared]
-        self._layers, self._own, self._shared = layers, len(own), shared
+        self._layers, self._shared = len(own), shared
         self._with_pages = {layer: own.index(shared.get(layer, layer)) for layer in range(layers)}
         self._width, self._calls = measurement.cached.width, measurement.cached.calls
         self.rows = segments.rows
@@ -144,9 +144,7 @@ class PackedAttention:
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, index: int
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """The new states in the width of the cache, and their layer. A layer that attends again is another layer."""
-        by_tables = isinstance(batch, PagedBatch)
-        layer, layers = (self._with_pages[index], self._own) if by_tables else (index, self._layers)
-        layer += layers * batch.calls_before(index) if self._calls > 1 else 0
+        layer = self._with_pages[index] + (self._layers * batch.calls_before(index) if self._calls > 1 else 0)
         return widened(key, self._width), widened(value, self._width), layer
 
 

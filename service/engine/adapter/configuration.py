@@ -75,23 +75,18 @@ def without_ranks(model: Any) -> Iterator[None]:
 class _AsCached:
     """The configuration of a model, except for the sizes of its cache."""
 
-    def __init__(self, patch: Patched, by_tables: bool) -> None:
+    def __init__(self, patch: Patched) -> None:
         config, cached = patch.model.config.get_text_config(), patch.cached
         self._config = config
         self.num_key_value_heads, self.head_dim = cached.heads, cached.width
-        kinds, whole = getattr(config, "layer_types", None), "full_attention"
-        if not kinds:  # a sliding_window of the configuration may have no effect (Moshi)
-            windowed = [layer in patch.windowed for layer in range(config.num_hidden_layers)]
-            kinds = ["sliding_attention" if window else whole for window in windowed]
+        kinds = getattr(config, "layer_types", None) or ()
         unknown = sorted({str(kind) for kind in kinds if kind not in ATTENDING})
         if unknown:
             raise UnsupportedModel(
                 f"the paged engine holds keys and values only, and it has layers of the types {', '.join(unknown)}. "
                 f"Types that can be served are {', '.join(ATTENDING)}"
             )
-        own = [whole if kind == "chunked_attention" else kind for kind in kinds]
-        if by_tables:
-            own = ["sliding_attention" if local else whole for local in _are_local(patch)]
+        own = ["sliding_attention" if local else "full_attention" for local in _are_local(patch)]
         self.num_hidden_layers, self.layer_types = len(own) * cached.calls, own * cached.calls
 
     def __getattr__(self, name: str) -> Any:
@@ -99,18 +94,17 @@ class _AsCached:
 
 
 @contextmanager
-def configured_as_cached(patch: Patched, *, by_tables: bool) -> Iterator[None]:
+def configured_as_cached(patch: Patched) -> Iterator[None]:
     """Within it, the model's configuration has the sizes of the cached states, by which the manager sizes its cache.
 
     Heads and width are those that reach the attention (latent attention caches less by itself). A layer that attends
-    twice is two. The manager does not know layers that attend within chunks: they cache every key, and our attention
-    masks the rest. With ``by_tables``, all layers that attend locally count as sliding ones. Layers that share the keys
-    of others do not count then.
+    twice is two, and one that shares the keys of another is none. The manager does not know layers that attend within
+    chunks: all that attend locally are sliding ones to it.
 
     Raises:
         UnsupportedModel: naming types of layers that pages cannot cache.
     """
-    config, sizes = patch.model.config, _AsCached(patch, by_tables)
+    config, sizes = patch.model.config, _AsCached(patch)
     vars(config)["get_text_config"] = lambda *_, **__: sizes
     try:
         yield

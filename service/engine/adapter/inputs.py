@@ -57,6 +57,11 @@ class SlottedInputs(ContinuousBatchingIOs):
             state.position_offset += 1
             state.tokens_to_process = [TMP_TOKEN_ID]
 
+    def make_room(self) -> None:
+        """Have room for the places of all keys that a step reads, of a cache that was divided meanwhile."""
+        size = self.cache.max_tokens_read + self.write_index_storage.shape[1]
+        self.read_index_storage = self.read_index_storage.new_empty((self.cache.groups, size))
+
     def write_whole(self) -> None:
         """Write the inputs of a step that has no graph after all."""
         self._rewind()

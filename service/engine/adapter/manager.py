@@ -103,7 +103,7 @@ class EncodingManager(ContinuousBatchingManager):
         self.turns = Turns()
         self.heartbeat, self._abandoned = time.monotonic(), False
         self._step_tokens = limits.max_batch_tokens
-        self._sectors = None if backend is None else sectors_of(patch, limits.page_size)
+        self._sectors = sectors_of(patch, limits.page_size)
         config = batching_config(limits, divided=self._sectors is not None)
         # do_sample stays off in the manager: it draws all rows from one shared generator.
         generation_config = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1)
@@ -115,7 +115,7 @@ class EncodingManager(ContinuousBatchingManager):
             self.continuous_batching_config.max_blocks_per_request = 1
 
     def _configured(self) -> AbstractContextManager[None]:
-        return configured_as_cached(self.patch, by_tables=self.backend is not None)
+        return configured_as_cached(self.patch)
 
     @override
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
@@ -123,7 +123,7 @@ class EncodingManager(ContinuousBatchingManager):
 
     @override
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
-        with self._configured(), sized_by_us(by_tables=self.backend is not None):
+        with self._configured(), sized_by_us():
             processor = super()._create_batch_processor()
         on_card = self.model.device.type == "cuda"
         staged = on_host(processor) if on_card and self.backend is not None else None
@@ -135,6 +135,8 @@ class EncodingManager(ContinuousBatchingManager):
         rows = self.patch.model.get_input_embeddings().weight.shape[0]  # prompts may have tokens without a logit
         token_bits = (max(rows, self.patch.num_logits) - 1).bit_length()
         adopt_cache(processor.cache, self.requests, token_bits, self._limits, self._sectors, runs=self._reads_in_place)
+        if self._sectors is not None and self.backend is None:
+            processor.inputs_and_outputs.make_room()  # type: ignore[union-attr]
         rows, cache = self._limits.max_requests_per_batch, processor.cache
         graphs = DecodeGraphs(self.patch, cache, rows, self.failures) if self._captures else None  # type: ignore[arg-type]
         own = {"patch": self.patch, "graphs": graphs, "recordings": self._recordings, "on_step": self._on_step}
@@ -322,11 +324,9 @@ class EncodingManager(ContinuousBatchingManager):
 
         ``sink_window`` counts the first and the last keys that its queries reach, None for all.
         """
-        page_size = self.continuous_batching_config.page_size
         if self._sectors is not None:
             return self._sectors.max_cached_len(sink_window, length, self._step_tokens)
-        sliding = getattr(self.model.config.get_text_config(), "sliding_window", None)
-        return max_cached_len(sink_window, length, page_size, self._step_tokens, sliding)
+        return max_cached_len(sink_window, length, self.continuous_batching_config.page_size, self._step_tokens)
 
     def tokens_in_cache(self) -> tuple[int, int]:
         """(tokens that requests hold, capacity of the cache in tokens), by pages."""

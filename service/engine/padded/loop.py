@@ -125,7 +125,8 @@ class PaddedLoop:
         if not self._patch.continues:
             return length
         sliding = getattr(self._patch.model.config.get_text_config(), "sliding_window", None)
-        return max_cached_len(sink_window, length, 1, self._limits.max_batch_tokens, sliding)
+        cached = max_cached_len(sink_window, length, 1, self._limits.max_batch_tokens)
+        return cached if sink_window is None else max(cached, min(length, sliding or 0))
 
     # On the generation thread
 

@@ -43,8 +43,8 @@ RecallShown = Literal["yes", "no", "unsure"]
 class Memory(BaseModel):
     """``tokens`` that the cache keeps of the target length, and the ``bytes`` of their keys and values.
 
-    Layers that attend count, and those with a window as far as it reaches. Layers that share keys count once. So the
-    paged kernel keeps them. States of other layers do not count: their size is the same at any length.
+    Layers that attend count, and those with a window as far as it reaches. Layers that share keys count once.
+    States of other layers do not count: their size is the same at any length.
     """
 
     tokens: int

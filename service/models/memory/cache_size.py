@@ -17,23 +17,23 @@ CPU_CACHE_TOKENS = 32768
 """Most tokens of a default cache on a CPU, where memory is shared with everything else."""
 
 
-def cache_bytes_per_token(patch: Patched, *, by_tables: bool = False) -> int:
+def cache_bytes_per_token(patch: Patched) -> int:
     """Bytes that keys and values of one token take over the layers that attend, as they reach the attention.
 
-    Rows of pages have one width. Layers that share the keys of others have pages too, except ``by_tables``.
+    Rows of pages have one width. Layers that share the keys of others have no pages.
     """
-    cached, layers = patch.cached, len(patch.roles) - (len(patch.shared) if by_tables else 0)
+    cached, layers = patch.cached, len(patch.roles) - len(patch.shared)
     return int(2 * layers * cached.calls * cached.heads * cached.width * patch.model.dtype.itemsize)
 
 
 def kept_bytes(patch: Patched, tokens: int) -> int:
-    """Bytes that keys and values of a text of ``tokens`` take on block tables: layers with a window keep no more."""
+    """Bytes that keys and values of a text of ``tokens`` take: layers with a window keep no more."""
     windows = [patch.local_masks.get(layer) for layer in patch.roles if layer not in patch.shared]
     kept = sum(tokens if window is None else min(tokens, window.most_keys) for window in windows)
-    return kept * cache_bytes_per_token(patch, by_tables=True) // len(windows)
+    return kept * cache_bytes_per_token(patch) // len(windows)
 
 
-def cache_tokens(patch: Patched, settings: Settings, among: int = 1, *, by_tables: bool = False) -> int:
+def cache_tokens(patch: Patched, settings: Settings, among: int = 1) -> int:
     """Tokens of paged cache: as configured; else what fits into 70 % of an accelerator's free memory, divided ``among``
     so many models. On a CPU 32 times the trained length, at most 32768, or ``max_length`` where that is more. There
     it takes at most a quarter of the free memory.
@@ -41,7 +41,7 @@ def cache_tokens(patch: Patched, settings: Settings, among: int = 1, *, by_table
     Raises:
         ModelLoadError: when what is configured exceeds free memory.
     """
-    model, per_token = patch.model, cache_bytes_per_token(patch, by_tables=by_tables)
+    model, per_token = patch.model, cache_bytes_per_token(patch)
     if model.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)
     else:
@@ -49,7 +49,7 @@ def cache_tokens(patch: Patched, settings: Settings, among: int = 1, *, by_table
     if settings.cache_tokens is not None:
         most = _fitting(free // per_token, patch)
         if settings.cache_tokens > most:
-            needed = cache_bytes(settings.cache_tokens, patch, by_tables=by_tables) >> 20
+            needed = cache_bytes(settings.cache_tokens, patch) >> 20
             raise ModelLoadError(
                 f"ROPEWAY_CACHE_TOKENS: {settings.cache_tokens} needs {needed} MiB and {free >> 20} MiB are free: "
                 f"at most {most} tokens fit"
@@ -64,9 +64,9 @@ def cache_tokens(patch: Patched, settings: Settings, among: int = 1, *, by_table
     return max(settings.page_size * 4, wanted // settings.page_size * settings.page_size)
 
 
-def cache_bytes(tokens: int, patch: Patched, *, by_tables: bool = False) -> int:
+def cache_bytes(tokens: int, patch: Patched) -> int:
     """Bytes of a cache of ``tokens``, with those of its spare places."""
-    return (tokens + _spare(tokens, patch)) * cache_bytes_per_token(patch, by_tables=by_tables)
+    return (tokens + _spare(tokens, patch)) * cache_bytes_per_token(patch)
 
 
 def _fitting(tokens: int, patch: Patched) -> int:

@@ -78,18 +78,17 @@ def _paged(**arguments: Any) -> FullAttentionCacheAllocator:
 
 
 @contextmanager
-def sized_by_us(*, by_tables: bool) -> Iterator[None]:
+def sized_by_us() -> Iterator[None]:
     """Within it, the manager does not compare its cache with free memory, which our limits already fit.
 
     It would count a mask of all batch tokens by all cached ones, and copies of all keys. Our attention makes neither.
-    To learn the free memory, it waits for the whole card. With ``by_tables``, it makes no rings for layers that slide.
+    To learn the free memory, it waits for the whole card. It makes no rings for layers that slide.
     """
     with whole_card:
         theirs = PagedAttentionMemoryHandler.get_available_memory
         PagedAttentionMemoryHandler.get_available_memory = lambda self: sys.maxsize  # type: ignore[method-assign]
         rings = ATTN_TYPE_TO_ALLOCATOR[SLIDING_ATTENTION]
-        if by_tables:
-            ATTN_TYPE_TO_ALLOCATOR[SLIDING_ATTENTION] = _paged  # type: ignore[assignment]
+        ATTN_TYPE_TO_ALLOCATOR[SLIDING_ATTENTION] = _paged  # type: ignore[assignment]
         try:
             yield
         finally:

@@ -71,6 +71,24 @@ class SectorAllocator(WindowedAllocator):
         del left[:needed]
 
     @override
+    def get_write_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
+        past = self._shifted(request_id, past_length)
+        return self._places(request_id, past, past + query_length)
+
+    @override
+    def get_read_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
+        indices = self._places(request_id, 0, self._shifted(request_id, past_length) + query_length)
+        return self._without_rest(request_id, indices)
+
+    def _places(self, request_id: str, start: int, stop: int) -> list[int]:
+        """The places of the keys from ``start`` to ``stop`` of those that a request has cached."""
+        places, page, table = list[int](), self.tokens_per_page, self.block_table[request_id]
+        for row in range(start // page, -(-stop // page)):
+            first, before = self.page_of(table[row]) * page, row * page
+            places.extend(range(first + max(start - before, 0), first + min(stop - before, page)))
+        return places
+
+    @override
     def mark_complete_blocks(self, request_id: str, token_ids: list[int], new_new_blocks: int) -> None:
         """Keep the hashes of ``new_new_blocks`` more pages. A sector equal to a known one becomes that one."""
         chain, page, size = self.chains.setdefault(request_id, []), self.tokens_per_page, self.blocks_per_sector
@@ -158,5 +176,8 @@ def divide(cache: PagedAttentionCache, sectors: Sectors, tokens: int) -> None:
         each.write_trash_index = 2 * sectors.width * each.tokens_per_page
         each._kv_page_views = {
             layer: (pages[2 * number : -1], pages[2 * number + 1 :]) for number, layer in enumerate(each.layer_indices)
+        }
+        each._kv_token_views = {
+            layer: (keys.flatten(0, 1), values.flatten(0, 1)) for layer, (keys, values) in each._kv_page_views.items()
         }
     cache.max_tokens_read = max(each.num_blocks for each in allocators) * first.tokens_per_page

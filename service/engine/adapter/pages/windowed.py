@@ -147,10 +147,13 @@ class WindowedAllocator(FullAttentionCacheAllocator):
     @override
     def get_read_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
         indices = super().get_read_indices(request_id, self._shifted(request_id, past_length), query_length)
-        if self.evicted_pages.get(request_id):
-            window = self.windows[request_id]
-            unread = slice(window.num_sinks, window.sink_pages * self.tokens_per_page)  # the rest of the sinks' page
-            del indices[unread]
+        return self._without_rest(request_id, indices)
+
+    def _without_rest(self, request_id: str, indices: list[int]) -> list[int]:
+        """``indices`` of a request without the rest of its sinks' last page, if there is a gap behind it."""
+        window = self.windows.get(request_id)
+        if window is not None and self.evicted_pages.get(request_id):
+            del indices[window.num_sinks : window.sink_pages * self.tokens_per_page]
         return indices
 
     @override

@@ -192,8 +192,8 @@ def test_layers_that_share_keys_share_their_pages(choice: EngineChoice) -> None:
         assert isinstance(engine, EncodingManager)
         cache: Any = engine._create_batch_processor().cache
         layers = sum(len(each.layer_indices) for each in cache.cache_allocators.values())
-        assert layers == (2 if choice is EAGER else 4)
-        per_token = cache_bytes_per_token(patch, by_tables=choice is EAGER)
+        assert layers == 2
+        per_token = cache_bytes_per_token(patch)
         assert sum(each.bytes_per_block for each in cache.cache_allocators.values()) == LIMITS.page_size * per_token
         tokens, values, _ = generated(patch, choice, methods, prompts)
         for method, prompt, found, logprobs in zip(methods, prompts, tokens, values, strict=True):
@@ -207,7 +207,7 @@ def test_a_model_waits_while_another_ones_cache_is_made() -> None:
     built: list[EncodingManager] = []
     with patched(tiny_model("gemma3")[1]) as patch:
         thread = threading.Thread(target=lambda: built.append(EncodingManager(patch, LIMITS, "eager")))
-        with sized_by_us(by_tables=True):
+        with sized_by_us():
             thread.start()
             thread.join(0.3)
             assert not built

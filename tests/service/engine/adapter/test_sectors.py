@@ -35,7 +35,7 @@ def cache_of(kinds: list[str], sectors: Sectors, tokens: int, requests: dict[str
     class Alone:
         tp_size = 1
 
-    with sized_by_us(by_tables=True):
+    with sized_by_us():
         cache: Any = PagedAttentionCache(config, batching, torch.device("cpu"), Alone(), torch.float32)  # type: ignore[arg-type]
     limits = EngineLimits(tokens, 0, page_size=size, max_batch_tokens=STEP)
     adopt_cache(cache, requests, 8, limits, sectors, runs=False)

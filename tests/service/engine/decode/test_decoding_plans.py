@@ -12,13 +12,12 @@ import torch
 
 from patches import Method, Patched, parse, patched
 from patches.attention.decode import reading, shared
-from patches.attention.decode.plan import STEPS, Decoding
+from patches.attention.decode.plan import STEPS
 from patches.attention.decode.shared import turns_once
 from patches.attention.decode.sums import ragged
 from patches.attention.decode.sums.ragged import RaggedBatch
 from patches.attention.decode.sums.rings import Ring
 from patches.model.attention import planning
-from patches.model.attention.planning import Planning
 from service.engine.choice import PAGED
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest
@@ -118,27 +117,6 @@ def test_plans_have_the_tokens_of_single_steps(family: str, sums: list[RaggedBat
     assert sum(served) >= NEW - 1
     assert len(served) < NEW // 2
     assert len(sums) >= NEW - 1
-    assert_alike(found, expected)
-
-
-def test_the_plan_of_one_text_ends_at_the_edge_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to there, ordinary calls read all keys. They need no sums to go on."""
-    made: list[int] = []
-    planned = Planning._planned
-
-    def noted(self: Planning, *arguments: Any) -> Any:
-        made.extend(self.row.num_kv)
-        return planned(self, *arguments)
-
-    monkeypatch.setattr(shared, "LEAST_SCORES", 1 << 20)
-    monkeypatch.setattr(Planning, "_planned", noted)
-    with patched(tiny_model("llama4", attention_chunk_size=60)[1]) as patch:
-        found = generated(patch, [parse("default")], [60])
-        monkeypatch.setattr(Decoding, "goes_on", lambda *_: None)
-        served = [length for length in made if length > LENGTHS[0]]
-        expected = generated(patch, [parse("default")], [60])
-    assert served[:4] == [41, 49, 57, 61], "no longer than the chunk"
-    assert {b - a for a, b in pairwise(served[3:])} == {1}
     assert_alike(found, expected)
 
 

@@ -134,7 +134,7 @@ def test_the_models_of_a_device_share_the_memory_of_passes(checkpoints: Path, mo
 def test_windows_keep_no_more_than_they_reach(family: str, layers: tuple[int, int]) -> None:
     """Of four layers of Gemma 3n, two share the keys of the others."""
     with patched(tiny_model(family)[1]) as model:
-        per_layer = cache_bytes_per_token(model, by_tables=True) // sum(layers)
+        per_layer = cache_bytes_per_token(model) // sum(layers)
         whole, local = layers
         for tokens in (5, WINDOW, 1000):
             assert kept_bytes(model, tokens) == per_layer * (whole * tokens + local * min(tokens, WINDOW))
