@@ -103,13 +103,17 @@ class Sectors:
         """As ``max_cached_len``: tokens that take as much memory in all layers as the sectors of a generation."""
         page_size, gaps = self.window.page_size, 0 if sink_window is None else 2
         cached = max_cached_len(sink_window, length, page_size, new_tokens)
-        sectors = self.needed(self.local, self.window.max_cached_len(length, new_tokens), gaps=1)
-        sectors += self.needed(self.whole, cached, gaps=gaps)
+        sectors = self.needed(self.local, length, self.window.max_cached_len(length, new_tokens), gaps=1)
+        sectors += self.needed(self.whole, length, cached, gaps=gaps)
         return -(-sectors * self.width * page_size // (self.whole + self.local))
 
-    def needed(self, layers: int, tokens: int, *, gaps: int) -> int:
-        """Most sectors for ``tokens`` in so many layers. A page beside one of ``gaps`` may be alone in its sector."""
+    def needed(self, layers: int, length: int, cached: int, *, gaps: int) -> int:
+        """Most sectors for the ``cached`` tokens of ``length`` in so many layers.
+
+        A page beside one of ``gaps`` may be alone in its sector. Sectors are filled in the order of the text.
+        """
         if not layers:
             return 0
         blocks = self.width // layers
-        return -(-tokens // (self.window.page_size * blocks)) + (gaps if blocks > 1 else 0)
+        tokens = self.window.page_size * blocks
+        return min(-(-length // tokens), -(-cached // tokens) + (gaps if blocks > 1 else 0))

@@ -250,7 +250,8 @@ def _max_length(name: str, engine: Engine, settings: Settings) -> int:
     Layers that keep a window only may have room for any text: a default goes no further than encodings do.
 
     Raises:
-        ModelLoadError: when a cache of a configured size has no room for ``max_length``, or for a token.
+        ModelLoadError: when a cache of a configured size, smaller than ``max_length``, has no room for it. Also when it
+            has none for a token.
     """
     room, asked, tokens = engine.longest, settings.max_length, engine.limits.cache_tokens
     if not room:
@@ -259,7 +260,7 @@ def _max_length(name: str, engine: Engine, settings: Settings) -> int:
             f"ROPEWAY_CACHE_TOKENS: a cache of {tokens} fits no request of {name}: one token takes {least}"
         )
     if asked is not None and asked > room:
-        if settings.cache_tokens is not None and engine.reserved(asked) > engine.generations.rounded(tokens):
+        if settings.cache_tokens is not None and asked > tokens:
             raise ModelLoadError(
                 f"ROPEWAY_MAX_LENGTH: {asked} tokens of {name} do not fit into ROPEWAY_CACHE_TOKENS ({tokens}): {room} "
                 "is the most"

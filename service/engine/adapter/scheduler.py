@@ -58,7 +58,7 @@ class FairScheduler(FIFOScheduler):
             return None
         scheduled = []
         for state in states:
-            needed: int | None = state.position_offset
+            needed: int | None = cache.read_inside_page(state)
             complete: dict[str, int] = {}
             if not cache.is_inside_page(state):
                 complete, needed = cache.count_new_complete_blocks(state, 1), cache.read_by_next(state)

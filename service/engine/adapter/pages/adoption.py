@@ -64,11 +64,8 @@ def adopt_cache(
         step = {"local": sectors.window, "step_tokens": limits.max_batch_tokens}
         adopt(local, LocalAllocator, width=sectors.width, **step, **own("left", "chains"))
         divide(cache, sectors, limits.cache_tokens)
-    tables = [each for each in cache.cache_allocators.values() if isinstance(each, WindowedAllocator)]
-    has_tables = len(tables) == len(cache.cache_allocators)
-    vars(cache).update(
-        page_size=limits.page_size, by_tables=tables, has_tables=has_tables, has_sectors=sectors is not None
-    )
+    tables = list(cache.cache_allocators.values())
+    vars(cache).update(page_size=limits.page_size, by_tables=tables, has_sectors=sectors is not None)
 
 
 def _paged(**arguments: Any) -> FullAttentionCacheAllocator:

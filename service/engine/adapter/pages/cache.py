@@ -53,8 +53,6 @@ class EncodingCache(PagedAttentionCache):
     """Tokens per page."""
     by_tables: list[WindowedAllocator]
     """The allocators of groups of layers with block tables."""
-    has_tables: bool
-    """True if all groups have some."""
     has_sectors: bool
     """True if some layers keep a window only, in sectors of the memory."""
 
@@ -131,21 +129,21 @@ class EncodingCache(PagedAttentionCache):
         """True if a request's blocks have room for ``request_len`` more tokens, without those that it needs no more."""
         tables, length = self.by_tables, state.current_len()
         self.evict(state)
-        has_room = [each.has_room(state.request_id, length + request_len) for each in tables]
-        return self.has_tables and all(has_room)
+        return all(each.has_room(state.request_id, length + request_len) for each in tables)
 
     def is_inside_page(self, state: RequestState) -> bool:
         """True if the next token of a decoding request needs no new page, fills none, and makes none unreachable."""
-        return (
-            (state.position_offset + 1) % self.page_size > 1
-            and state.request_id not in self.windows
-            and self.has_tables
-        )
+        return (state.position_offset + 1) % self.page_size > 1 and state.request_id not in self.windows
+
+    def read_inside_page(self, state: RequestState) -> int:
+        """``read_by_next`` of a request ``is_inside_page``."""
+        past: int = state.position_offset
+        return past if whole_of(self) is not None else self.by_tables[0].keys_of(state.request_id, past, 0)
 
     def read_by_next(self, state: RequestState) -> int | None:
         """Tokens that the next step of a decoding request reads per layer; None without room for its new key."""
         tables, windowed, past = self.by_tables, whole_of(self), state.position_offset
-        needs_all = self.has_tables and (windowed is None or windowed.window_of(state.request_id) is None)
+        needs_all = windowed is None or windowed.window_of(state.request_id) is None
         has_room = needs_all and all(each.has_room(state.request_id, past + 1) for each in tables)
         if not (has_room or self.can_store_request_tokens(state, 1)):
             return None

@@ -16,6 +16,7 @@ from transformers.generation.continuous_batching.cache_allocators.cache_allocato
 from transformers.generation.continuous_batching.cache_allocators.cache_pool import CachePool
 from typing_extensions import override
 
+from service.engine.adapter.pages.runs import forget
 from service.engine.adapter.pages.windowed import WindowedAllocator
 from service.engine.window import Sectors
 
@@ -107,14 +108,23 @@ class SectorAllocator(WindowedAllocator):
         known = [self.ledger.hash_to_block.get(each) for each in keys]
         blocks = table[row : row + len(keys)]
         found = [block for block in known if block is not None]
-        if not found:
-            for block, each in zip(blocks, keys, strict=True):
-                self.ledger.register_new_hash(block, each)
-        elif len(found) == len(keys):
+        if len(found) == len(keys):
             for block in found:
                 self.ledger.acquire(block)
             table[row : row + len(keys)] = found
             self.pool.free_blocks(self.index, [block for block in blocks if self.ledger.release(block)])
+            return
+        self._forget(found)  # some pages of that sector gave way
+        for block, each in zip(blocks, keys, strict=True):
+            self.ledger.register_new_hash(block, each)
+
+    def _forget(self, blocks: Sequence[int]) -> None:
+        """Have ``blocks`` known no more. Those of no request are free then."""
+        kept = [block for block in blocks if block in self.ledger.cached_blocks]
+        forget(self.ledger, kept)
+        self.pool.free_blocks(self.index, kept)
+        for block in set(blocks).difference(kept):
+            del self.ledger.hash_to_block[self.ledger.block_to_hash.pop(block)]
 
     def _keys(self, hashes: Sequence[int]) -> list[int]:
         """The keys of pages in whole sectors, which the last hash of a sector decides: texts may part within it."""

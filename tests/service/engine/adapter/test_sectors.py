@@ -141,6 +141,33 @@ def test_texts_that_part_within_a_sector_are_both_known() -> None:
     assert load.shared == 2 * 40
 
 
+def test_a_sector_that_is_known_in_part_is_made_known_again() -> None:
+    """A request holds the rest of it while its first pages are forgotten."""
+    load, text = Load(7, 2, DistanceRange(0, 64), 4000), [n * n % 199 for n in range(120)]
+    assert load.admits(text, 140)
+    while load.active and load.active["0"][0].position_offset < 128:
+        load.read("0", 8)
+    load.cache.evict_cached_blocks()
+    load.read("0", 20)
+    for name in "12":
+        assert load.admits(text, 121)
+        while name in load.active:
+            load.read(name, 8)
+    before = load.shared
+    assert load.admits(text, 121)
+    assert load.shared - before == 108
+    load.end("3")
+    assert load.all_came_back()
+
+
+@pytest.mark.parametrize(("whole", "local"), SHAPES.values(), ids=SHAPES)
+def test_no_encoding_reserves_more_than_all_keys(whole: int, local: int) -> None:
+    sectors = Sectors(whole, local, LocalWindow((DistanceRange(0, 21),), 21, PAGE))
+    for length in range(1, 400, 7):
+        every = sectors.max_cached_len(None, length, STEP)
+        assert all(sectors.max_cached_len(window, length, STEP) <= every for window in ((3, 17), (0, 9), (40, 1)))
+
+
 def test_load_counts_no_remainder_of_a_sector() -> None:
     load = Load(5, 29, DistanceRange(0, 21), 900)
     assert load.admits(list(range(60)), 64)
