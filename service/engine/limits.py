@@ -15,11 +15,12 @@ MOST_SPARE = 2048
 @dataclass(frozen=True)
 class EngineLimits:
     """Sizes in tokens unless the name says otherwise. ``shared``: several tenants use the engine, and none may take
-    all of it."""
+    all of it. No request is longer than ``max_length``; None leaves that to the cache."""
 
     cache_tokens: int
     score_tokens: int
     page_size: int = 32
+    max_length: int | None = None
     max_batch_tokens: int = 1024
     max_requests_per_batch: int = 128
     max_queue: int = 256

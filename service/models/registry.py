@@ -140,8 +140,10 @@ class ModelRegistry:
     def _add(self, ready: Started, settings: Settings, *, among: int) -> None:
         """Serve one of ``among`` models whose caches divide the free memory."""
         checkpoint, patch, choice = ready.checkpoint, ready.patch, ready.choice
+        tokens = cache_tokens(patch, settings, among)
         limits = EngineLimits(
-            cache_tokens=cache_tokens(patch, settings, among),
+            cache_tokens=tokens,
+            max_length=settings.max_length or max(tokens, CPU_REACH * patch.geometry.original_max_position_embeddings),
             score_tokens=settings.score_tokens or MOST_TOKENS,
             page_size=settings.page_size,
             max_batch_tokens=settings.max_batch_tokens,
@@ -266,8 +268,7 @@ def _max_length(name: str, engine: Engine, settings: Settings) -> int:
                 "is the most"
             )
         log.warning("max_length_beyond_the_cache", model=name, max_length=asked, room=room)
-    reach = CPU_REACH * engine.patch.geometry.original_max_position_embeddings
-    return min(asked or max(tokens, reach), room)
+    return room if engine.limits.max_length is None else min(engine.limits.max_length, room)
 
 
 def _eos_token_ids(model: Any, num_logits: int) -> tuple[int, ...]:

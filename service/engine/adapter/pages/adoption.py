@@ -59,10 +59,11 @@ def adopt_cache(
         if whole is not None and runs and len(cache.cache_allocators) == 1:
             give_out_runs(cache, whole)  # type: ignore[arg-type]
     else:
+        sizes: dict[str, Any] = {"width": sectors.width, "max_length": limits.max_length}
         if whole is not None:
-            adopt(whole, SectorAllocator, width=sectors.width, **own("left", "chains"))
+            adopt(whole, SectorAllocator, **sizes, **own("left", "chains"))
         step = {"local": sectors.window, "step_tokens": limits.max_batch_tokens}
-        adopt(local, LocalAllocator, width=sectors.width, **step, **own("left", "chains"))
+        adopt(local, LocalAllocator, **sizes, **step, **own("left", "chains"))
         divide(cache, sectors, limits.cache_tokens)
     tables = list(cache.cache_allocators.values())
     vars(cache).update(page_size=limits.page_size, by_tables=tables, has_sectors=sectors is not None)

@@ -41,8 +41,15 @@ class SectorAllocator(WindowedAllocator):
     width: int
     """Pages of a sector, of one layer each."""
     left: dict[str, list[int]]
+    max_length: int | None
+    """The most tokens of a request, None for as many as the cache holds."""
     chains: dict[str, list[int]]
     """Request id -> hashes of its pages, from its first one on, those that went back included."""
+
+    @property
+    def most_pages(self) -> int:
+        longest = self.num_blocks * self.tokens_per_page
+        return -(-min(self.max_length or longest, longest) // self.tokens_per_page)
 
     def unread(self, position: int) -> int:
         """First pages that a request at ``position`` does without, whatever its encoding."""

@@ -168,6 +168,15 @@ def test_no_encoding_reserves_more_than_all_keys(whole: int, local: int) -> None
         assert all(sectors.max_cached_len(window, length, STEP) <= every for window in ((3, 17), (0, 9), (40, 1)))
 
 
+def test_block_tables_are_no_wider_than_the_longest_request() -> None:
+    load = Load(2, 11, DistanceRange(0, 21), 900)
+    local, whole = sorted(load.cache.most_pages)
+    assert local == load.sectors.window.max_cached_len(10_000, STEP) // PAGE
+    assert whole == load.cache.num_sectors * 5
+    load.cache.cache_allocators["full_attention"].max_length = 30  # type: ignore[attr-defined]
+    assert sorted(load.cache.most_pages) == [8, local]
+
+
 def test_load_counts_no_remainder_of_a_sector() -> None:
     load = Load(5, 29, DistanceRange(0, 21), 900)
     assert load.admits(list(range(60)), 64)
