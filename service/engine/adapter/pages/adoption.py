@@ -54,9 +54,8 @@ def adopt_cache(
         return {"requests": requests, "turns": iter(()), "spare": range(0), **named}
 
     if sectors is None:
-        if whole is not None:
-            adopt(whole, WindowedAllocator, **own())
-        if whole is not None and runs and len(cache.cache_allocators) == 1:
+        adopt(whole, WindowedAllocator, **own())  # all layers attend to everything
+        if runs:
             give_out_runs(cache, whole)  # type: ignore[arg-type]
     else:
         sizes: dict[str, Any] = {"width": sectors.width, "max_length": limits.max_length}
@@ -66,7 +65,7 @@ def adopt_cache(
         adopt(local, LocalAllocator, **sizes, **step, **own("left", "chains"))
         divide(cache, sectors, limits.cache_tokens)
     tables = list(cache.cache_allocators.values())
-    vars(cache).update(page_size=limits.page_size, by_tables=tables, has_sectors=sectors is not None)
+    vars(cache).update(page_size=limits.page_size, allocators=tables, has_sectors=sectors is not None)
 
 
 def _paged(**arguments: Any) -> FullAttentionCacheAllocator:

@@ -51,8 +51,8 @@ class EncodingCache(PagedAttentionCache):
     """The state of layers between steps."""
     page_size: int
     """Tokens per page."""
-    by_tables: list[WindowedAllocator]
-    """The allocators of groups of layers with block tables."""
+    allocators: list[WindowedAllocator]
+    """The allocators of the groups of layers."""
     has_sectors: bool
     """True if some layers keep a window only, in sectors of the memory."""
 
@@ -64,7 +64,7 @@ class EncodingCache(PagedAttentionCache):
     @property
     def spare_page(self) -> int:
         """A page, as layers number them, that no request has: padding writes its keys there, and only padding reads."""
-        return self.by_tables[0].write_trash_index // self.page_size
+        return self.allocators[0].write_trash_index // self.page_size
 
     @property
     def spare_places(self) -> range:
@@ -105,12 +105,12 @@ class EncodingCache(PagedAttentionCache):
 
         Sectors whose blocks are all free come before. Returns False if there is neither. Admission counts both as free.
         """
-        tables, free = self.by_tables, self.pool.num_free_sectors
+        free, name, length = self.pool.num_free_sectors, state.request_id, state.current_len()
         self.pool.try_to_free_sectors()
-        if not tables or self.pool.num_free_sectors > free:
-            return bool(tables)
-        needed = sum(each.needs_new_sectors(state.request_id, state.current_len(), request_len) for each in tables)
-        most = max(tables, key=lambda each: len(each.ledger.cached_blocks) * each.bytes_per_block)
+        if self.pool.num_free_sectors > free:
+            return True
+        needed = sum(each.needs_new_sectors(name, length, request_len) for each in self.allocators)
+        most = max(self.allocators, key=lambda each: len(each.ledger.cached_blocks) * each.bytes_per_block)
         lacking = (needed - self.pool.num_free_sectors) * most.blocks_per_sector
         size, kept = most.blocks_per_sector, most.ledger.cached_blocks
         chosen = dict.fromkeys(block // size for block in islice(kept, max(1, lacking)))
@@ -122,14 +122,14 @@ class EncodingCache(PagedAttentionCache):
 
     def evict(self, state: RequestState) -> None:
         """Give back the pages that a request no longer reaches."""
-        for each in self.by_tables:
+        for each in self.allocators:
             each.evict(state.request_id, state.current_len())
 
     def _has_room(self, state: RequestState, request_len: int) -> bool:
         """True if a request's blocks have room for ``request_len`` more tokens, without those that it needs no more."""
-        tables, length = self.by_tables, state.current_len()
         self.evict(state)
-        return all(each.has_room(state.request_id, length + request_len) for each in tables)
+        length = state.current_len() + request_len
+        return all(each.has_room(state.request_id, length) for each in self.allocators)
 
     def is_inside_page(self, state: RequestState) -> bool:
         """True if the next token of a decoding request needs no new page, fills none, and makes none unreachable."""
@@ -138,13 +138,13 @@ class EncodingCache(PagedAttentionCache):
     def read_inside_page(self, state: RequestState) -> int:
         """``read_by_next`` of a request ``is_inside_page``."""
         past: int = state.position_offset
-        return past if whole_of(self) is not None else self.by_tables[0].keys_of(state.request_id, past, 0)
+        return past if whole_of(self) is not None else self.allocators[0].keys_of(state.request_id, past, 0)
 
     def read_by_next(self, state: RequestState) -> int | None:
         """Tokens that the next step of a decoding request reads per layer; None without room for its new key."""
-        tables, windowed, past = self.by_tables, whole_of(self), state.position_offset
+        windowed, past = whole_of(self), state.position_offset
         needs_all = windowed is None or windowed.window_of(state.request_id) is None
-        has_room = needs_all and all(each.has_room(state.request_id, past + 1) for each in tables)
+        has_room = needs_all and all(each.has_room(state.request_id, past + 1) for each in self.allocators)
         if not (has_room or self.can_store_request_tokens(state, 1)):
             return None
         if has_room and windowed is not None:
@@ -156,8 +156,8 @@ class EncodingCache(PagedAttentionCache):
         """Most tokens that the next step of one request reads, per layer; None for all of them."""
         windowed, past = whole_of(self), state.current_len()
         window = None if windowed is None else windowed.window_of(state.request_id)
-        if windowed is None and self.by_tables:  # layers that attend locally, and no others
-            return self.by_tables[0].keys_of(state.request_id, past, 0)
+        if windowed is None:  # layers that attend locally, and no others
+            return self.allocators[0].keys_of(state.request_id, past, 0)
         if window is None:
             return self._infer_read_cache_limit()
         sliding = [a.get_seqlen_k(past, 0) for a in self.cache_allocators.values() if a is not windowed]
@@ -228,7 +228,7 @@ class EncodingCache(PagedAttentionCache):
 
     def _matched(self, request_id: str, tokens: list[int]) -> int:
         """``search_prefix_match`` of the base class, also for layers that keep the last pages of a prefix only."""
-        sectors = [each for each in self.by_tables if isinstance(each, SectorAllocator)]
+        sectors = [each for each in self.allocators if isinstance(each, SectorAllocator)]
         if not (sectors and self.use_prefix_sharing):
             return super().search_prefix_match(request_id, tokens)
         sectors.sort(key=lambda each: isinstance(each, LocalAllocator))  # those with every key know most
@@ -268,7 +268,7 @@ class EncodingCache(PagedAttentionCache):
         As long as a request has the same pages, they are the same object: long texts have thousands.
         """
         found = []
-        for allocator in self.by_tables:
+        for allocator in self.allocators:
             blocks, window = allocator.block_table[request_id], allocator.window_of(request_id)
             known, pages = self.tables.get((request_id, allocator.index), ([], ()))
             if known != blocks:  # equal prefixes become the same blocks, and the length stays
@@ -281,7 +281,7 @@ class EncodingCache(PagedAttentionCache):
     @property
     def most_pages(self) -> list[int]:
         """The most pages of a request in each group of layers."""
-        return [each.most_pages for each in self.by_tables]
+        return [each.most_pages for each in self.allocators]
 
     @override
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
