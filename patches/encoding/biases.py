@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +44,8 @@ class LinearBias:
 
 
 @dataclass(frozen=True)
-class LogBias:
-    """-r1 ln(1 + r2 distance), one r1 and r2 per head."""
+class _TwoPerHead:
+    """One ``r1`` and ``r2`` per head."""
 
     r1: tuple[float, ...]
     r2: tuple[float, ...]
@@ -54,35 +54,33 @@ class LogBias:
     def by_distance(self) -> bool:
         return True
 
-    def of_heads(self, heads: slice) -> LogBias:
-        return LogBias(self.r1[heads], self.r2[heads])
+    def of_heads(self, heads: slice) -> Self:
+        return type(self)(self.r1[heads], self.r2[heads])
 
-    def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+    def _for(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """r1 and r2 float32 [heads, 1, 1], and the distances, 0 for keys behind a query."""
         import torch
 
         r1, r2 = (torch.tensor(r, dtype=torch.float32, device=q_idx.device)[:, None, None] for r in (self.r1, self.r2))
-        return -r1 * torch.log1p(r2 * (q_idx - kv_idx).clamp_min(0).float())
+        return r1, r2, (q_idx - kv_idx).clamp_min(0).float()
 
 
 @dataclass(frozen=True)
-class PowerBias:
-    """-r1 distance^r2, one r1 and r2 per head."""
-
-    r1: tuple[float, ...]
-    r2: tuple[float, ...]
-
-    @property
-    def by_distance(self) -> bool:
-        return True
-
-    def of_heads(self, heads: slice) -> PowerBias:
-        return PowerBias(self.r1[heads], self.r2[heads])
+class LogBias(_TwoPerHead):
+    """-r1 ln(1 + r2 distance)."""
 
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
-        import torch
+        r1, r2, distance = self._for(q_idx, kv_idx)
+        return -r1 * (r2 * distance).log1p()
 
-        r1, r2 = (torch.tensor(r, dtype=torch.float32, device=q_idx.device)[:, None, None] for r in (self.r1, self.r2))
-        return -r1 * (q_idx - kv_idx).clamp_min(0).float() ** r2
+
+@dataclass(frozen=True)
+class PowerBias(_TwoPerHead):
+    """-r1 distance^r2."""
+
+    def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        r1, r2, distance = self._for(q_idx, kv_idx)
+        return -r1 * distance**r2
 
 
 def t5_buckets(distance: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:

@@ -78,7 +78,7 @@ class Patched(Encodings):
         self.table_format, self._elsewhere = measurement.table, measurement.elsewhere
         self._mask, self._chooses_keys = measurement.mask, measurement.chooses_keys
         self._parameters = parameters_of(model.forward, type(model), "forward")
-        self._shares_keys = bool(getattr(config, "num_kv_shared_layers", 0))
+        self._shares_keys = bool(measurement.shared)
         self._forwards, self._steps_ahead = Forwards(), StepsAhead()
         self._checkpointing = Checkpointing(self._forwards)
         self._keeps_texts_apart: bool | None = None
@@ -94,6 +94,11 @@ class Patched(Encodings):
     def shared(self) -> Mapping[int, int]:
         """The layers that attend to the keys and values of an earlier one, and that layer."""
         return self.attention_seam.shared
+
+    @property
+    def caching_layers(self) -> list[int]:
+        """The layers whose keys and values a cache has: those that attend, except for ``shared``."""
+        return [layer for layer in self.roles if layer not in self.shared]
 
     @property
     def local_masks(self) -> dict[int, LayerMask]:

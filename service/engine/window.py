@@ -103,11 +103,11 @@ class Sectors:
         """As ``max_cached_len``: tokens that take as much memory in all layers as the sectors of a generation."""
         page_size, gaps = self.window.page_size, 0 if sink_window is None else 2
         cached = max_cached_len(sink_window, length, page_size, new_tokens)
-        sectors = self.needed(self.local, length, self.window.max_cached_len(length, new_tokens), gaps=1)
-        sectors += self.needed(self.whole, length, cached, gaps=gaps)
+        sectors = self._needed(self.local, length, self.window.max_cached_len(length, new_tokens), gaps=1)
+        sectors += self._needed(self.whole, length, cached, gaps=gaps)
         return -(-sectors * self.width * page_size // (self.whole + self.local))
 
-    def needed(self, layers: int, length: int, cached: int, *, gaps: int) -> int:
+    def _needed(self, layers: int, length: int, cached: int, *, gaps: int) -> int:
         """Most sectors for the ``cached`` tokens of ``length`` in so many layers.
 
         A page beside one of ``gaps`` may be alone in its sector. Sectors are filled in the order of the text.

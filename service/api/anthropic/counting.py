@@ -7,9 +7,9 @@ from fastapi.concurrency import run_in_threadpool
 
 from service.api.anthropic.answers import Count
 from service.api.anthropic.schemas import CountRequest
-from service.api.generation.prompts import prompts_of
 from service.api.http.routing import Route
 from service.api.openai.names import named
+from service.api.openai.shortening import tokenized
 from service.api.quotas import admit
 
 router = APIRouter(tags=["anthropic"], route_class=Route)
@@ -20,7 +20,5 @@ async def count_tokens(body: CountRequest, request: Request) -> Count:
     """Count the tokens of a conversation with its tools."""
     served = named(request.app.state.models, body.model, body.pe).served
     await admit(request, [])
-    text = await run_in_threadpool(body.written, served)
-    special = body.special_tokens(served)
-    (prompt,) = await prompts_of(request, [text], served, body.PARAM, add_special_tokens=special)
+    prompt = await tokenized(body, request, served, await run_in_threadpool(body.written, served))
     return Count(input_tokens=len(prompt.token_ids))

@@ -10,13 +10,14 @@ from fastapi.concurrency import run_in_threadpool
 
 from service.api.encodings.auto import with_ranges
 from service.api.generation.prepared import kept
-from service.api.generation.prompts import prompts_of
+from service.api.generation.prompts import Prompt, prompts_of
 from service.api.generation.room import Room
 from service.api.openai.names import Named
-from service.api.openai.schemas import ConversationBody
+from service.api.openai.schemas import ConversationBody, TurnsBody
 from service.api.quotas import admit
 from service.errors import ApiError
 from service.inputs import is_longer
+from service.models.registry import ServedModel
 from service.models.text.dropped import LEADS
 from service.settings import Settings
 
@@ -33,12 +34,22 @@ async def prompt_of(body: ConversationBody, request: Request, name: Named) -> tu
         return text, text
     await admit(request, [], body.most_tokens[1] or 1)
     room, tokenizer = await _room(body, request, name), name.served.tokenizer
-    special = body.special_tokens(name.served)
-    (prompt,) = await prompts_of(request, [text], name.served, body.PARAM, add_special_tokens=special)
+    prompt = await tokenized(body, request, name.served, text)
     first = kept(prompt, body.keeps, room, tokenizer).token_ids
     if len(first) == len(prompt.token_ids):
         return text, text
     return first, await run_in_threadpool(tokenizer.decode, first)
+
+
+async def tokenized(body: TurnsBody, request: Request, served: ServedModel, text: str) -> Prompt:
+    """``text`` of a conversation as tokens, without a second BOS where the chat template has one.
+
+    Raises:
+        ApiError: for a text that is too long.
+    """
+    special = body.special_tokens(served)
+    (prompt,) = await prompts_of(request, [text], served, body.PARAM, add_special_tokens=special)
+    return prompt
 
 
 async def text_of(body: ConversationBody, request: Request, name: Named) -> str:
@@ -55,9 +66,7 @@ async def text_of(body: ConversationBody, request: Request, name: Named) -> str:
     async def count(text: str) -> float:
         if is_longer(text, settings.max_text_bytes):
             return math.inf
-        special = body.special_tokens(name.served)
-        (prompt,) = await prompts_of(request, [text], name.served, body.PARAM, add_special_tokens=special)
-        return len(prompt.token_ids)
+        return len((await tokenized(body, request, name.served, text)).token_ids)
 
     whole = await write()
     if not body.shortens:

@@ -31,7 +31,7 @@ ATTRIBUTES: dict[type, str] = {
     ContinuousBatchProcessor: "inputs_and_outputs model_runner scheduler cache output_router",
     ModelRunner: "inputs_and_outputs",
     PagedAttentionCache: "cache_allocators layer_to_allocator pool num_blocks read_cache_limit "
-    "_infer_read_cache_limit evict_cached_blocks num_sectors bytes_per_sector",
+    "evict_cached_blocks num_sectors bytes_per_sector max_tokens_read use_prefix_sharing",
     FIFOScheduler: "active_requests waiting_requests max_requests_per_batch block_new_requests cache finish_request "
     "_process_candidates _cleanup_waiting_queue _get_waiting_candidates",
     FullAttentionCacheAllocator: "index pool ledger block_table tokens_per_page block_physical_stride "

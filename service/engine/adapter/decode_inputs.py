@@ -11,7 +11,6 @@ from transformers.generation.continuous_batching.requests import TMP_TOKEN_ID, F
 
 from patches import encode
 from service.engine.adapter.pages.cache import EncodingCache
-from service.engine.adapter.pages.windowed import WindowedAllocator
 
 
 def prepare_decode(
@@ -42,12 +41,9 @@ def prepare_decode(
     for state in states:
         state.position_offset += 1
         state.tokens_to_process = [TMP_TOKEN_ID]
-    for allocator in cache.cache_allocators.values():
+    for allocator in cache.allocators:
         kind = allocator.layer_type
-        if isinstance(allocator, WindowedAllocator):
-            lengths = [allocator.keys_of(state.request_id, n, 1) for state, n in zip(states, past, strict=True)]
-        else:
-            lengths = [allocator.get_seqlen_k(n, 1) for n in past]
+        lengths = [allocator.keys_of(state.request_id, n, 1) for state, n in zip(states, past, strict=True)]
         edges = np.cumsum([0, *lengths])
         inputs.max_length_k[kind], inputs.total_seqlen_k[kind] = max(lengths), int(edges[-1])
         _write(inputs.cumulative_seqlens_k[kind], edges)

@@ -64,9 +64,9 @@ def _cached(patch: Patched, tokens: int, chunk: int, resolved: ResolvedRecipe | 
 
 
 def _windows(patch: Patched, config: Any) -> list[int | None]:
-    """Keys in the cache of each layer that attends, as transformers' DynamicCache decides; None: all."""
+    """Keys in the cache of each layer that has some, as transformers' DynamicCache decides; None: all."""
     window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
     full = "full_attention" if window is None else "sliding_attention"
     types = getattr(config, "layer_types", None) or [full] * config.num_hidden_layers
-    kinds = (full if layer < 0 else types[layer] for layer in patch.roles)
+    kinds = (full if layer < 0 else types[layer] for layer in patch.caching_layers)
     return [window if kind in ("sliding_attention", "chunked_attention") else None for kind in kinds]

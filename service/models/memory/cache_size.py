@@ -22,13 +22,14 @@ def cache_bytes_per_token(patch: Patched) -> int:
 
     Rows of pages have one width. Layers that share the keys of others have no pages.
     """
-    cached, layers = patch.cached, len(patch.roles) - len(patch.shared)
+    cached, layers = patch.cached, len(patch.caching_layers)
     return int(2 * layers * cached.calls * cached.heads * cached.width * patch.model.dtype.itemsize)
 
 
 def kept_bytes(patch: Patched, tokens: int) -> int:
     """Bytes that keys and values of a text of ``tokens`` take: layers with a window keep no more."""
-    windows = [patch.local_masks.get(layer) for layer in patch.roles if layer not in patch.shared]
+    masks = patch.local_masks
+    windows = [masks.get(layer) for layer in patch.caching_layers]
     kept = sum(tokens if window is None else min(tokens, window.most_keys) for window in windows)
     return kept * cache_bytes_per_token(patch) // len(windows)
 

@@ -26,7 +26,7 @@ def spread(patch: Patched) -> float:
 
 def score_bytes_per_token(patch: Patched) -> int:
     """Bytes that one token of a pass takes: its cache, and one layer's again as ``spread``."""
-    layers = len(patch.roles)
+    layers = len(patch.caching_layers)
     return math.ceil(cache_bytes_per_token(patch) * (1 + spread(patch) / layers))
 
 

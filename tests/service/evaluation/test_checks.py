@@ -221,12 +221,21 @@ def test_a_length_beyond_the_text_holds_the_text(models: ModelRegistry, monkeypa
 
 @pytest.mark.parametrize(
     ("family", "full_layers"),
-    [("llama", 2), ("gpt2", 2), ("mpt", 2), ("gemma3", 2), ("starcoder2", 0), ("llama4", 1), ("jamba", 1)],
+    [
+        ("llama", 2),
+        ("gpt2", 2),
+        ("mpt", 2),
+        ("gemma3", 2),
+        ("starcoder2", 0),
+        ("llama4", 1),
+        ("gemma3n", 1),
+        ("jamba", 1),
+    ],
 )
 def test_only_layers_that_keep_everything_grow(family: str, full_layers: int) -> None:
     model = configurations.tiny_model(family) if family == "jamba" else tiny_model(family)[1]
     with patched(model) as patch:
-        per_layer = cache_bytes_per_token(patch) / len(patch.roles)
+        per_layer = cache_bytes_per_token(patch) / len(patch.caching_layers)
         spread = 1 + 2 * patch.geometry.num_attention_heads / patch.cached.heads if full_layers else 0
         per_token = per_layer * (full_layers + spread)
         grown = pass_bytes(patch, 20_000, 64) - pass_bytes(patch, 10_000, 64)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from service.api.generation.prompts import prompts_of
 from service.api.http.routing import Route
 from service.api.openai.names import named
 from service.api.openai.responses.schemas import InputTokens, InputTokensRequest
-from service.api.openai.shortening import text_of
+from service.api.openai.shortening import text_of, tokenized
 from service.api.quotas import admit
 
 router = APIRouter(tags=["openai"], route_class=Route)
@@ -20,6 +19,5 @@ async def count_tokens(body: InputTokensRequest, request: Request) -> InputToken
     body.check()
     name = named(request.app.state.models, body.model, body.pe)
     await admit(request, [])
-    text, special = await text_of(body, request, name), body.special_tokens(name.served)
-    (prompt,) = await prompts_of(request, [text], name.served, body.PARAM, add_special_tokens=special)
+    prompt = await tokenized(body, request, name.served, await text_of(body, request, name))
     return InputTokens(input_tokens=len(prompt.token_ids))

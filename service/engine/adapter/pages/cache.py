@@ -159,7 +159,7 @@ class EncodingCache(PagedAttentionCache):
         if windowed is None:  # layers that attend locally, and no others
             return self.allocators[0].keys_of(state.request_id, past, 0)
         if window is None:
-            return self._infer_read_cache_limit()
+            return None
         sliding = [a.get_seqlen_k(past, 0) for a in self.cache_allocators.values() if a is not windowed]
         return max(window.tokens_read(past), *sliding, 0)
 
