@@ -64,15 +64,19 @@ def test_penalties_count_the_answer(http: httpx.Client, tiny: Path, frequency: f
 
 
 def test_the_client_of_openai_sets_them(url: str, tiny: Path, tokenizer: Any) -> None:
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-    asked: dict[str, Any] = {"model": client.models.list().data[0].id, "prompt": [5, 9, 9, 14, 40], "max_tokens": NEW}
-    extra = {"ignore_eos": True}
-    found = client.completions.create(**asked, temperature=0, frequency_penalty=0.4, extra_body=extra)
-    assert found.choices[0].text == tokenizer.decode(
-        by_counts(tiny, asked["prompt"], 0.4, 0.0), skip_special_tokens=True
-    )
-    forced = client.completions.create(**asked, temperature=1, logit_bias={"33": 100}, extra_body=extra)
-    assert forced.choices[0].text == tokenizer.decode([33] * NEW, skip_special_tokens=True)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        asked: dict[str, Any] = {
+            "model": client.models.list().data[0].id,
+            "prompt": [5, 9, 9, 14, 40],
+            "max_tokens": NEW,
+        }
+        extra = {"ignore_eos": True}
+        found = client.completions.create(**asked, temperature=0, frequency_penalty=0.4, extra_body=extra)
+        assert found.choices[0].text == tokenizer.decode(
+            by_counts(tiny, asked["prompt"], 0.4, 0.0), skip_special_tokens=True
+        )
+        forced = client.completions.create(**asked, temperature=1, logit_bias={"33": 100}, extra_body=extra)
+        assert forced.choices[0].text == tokenizer.decode([33] * NEW, skip_special_tokens=True)
 
 
 def test_min_p_of_one_is_greedy(http: httpx.Client) -> None:

@@ -107,18 +107,18 @@ def test_usage_so_far_is_in_every_chunk(http: httpx.Client, path: str) -> None:
 
 
 def test_special_tokens_as_asked(http: httpx.Client, url: str) -> None:
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
 
-    def prompt_tokens(path: str, **fields: Any) -> int:
-        return int(answer(http, path, **BODIES[path], **fields)["usage"]["prompt_tokens"])
+        def prompt_tokens(path: str, **fields: Any) -> int:
+            return int(answer(http, path, **BODIES[path], **fields)["usage"]["prompt_tokens"])
 
-    for path, usual in (("/v1/completions", True), ("/v1/chat/completions", False)):
-        with_them, without = (prompt_tokens(path, add_special_tokens=value) for value in (True, False))
-        assert with_them == without + 1
-        assert prompt_tokens(path) == (with_them if usual else without)
-    extra = client.completions.create(model="tiny", prompt="The ropes", extra_body={"add_special_tokens": False})
-    assert extra.usage is not None
-    assert extra.usage.prompt_tokens == prompt_tokens("/v1/completions", add_special_tokens=False)
+        for path, usual in (("/v1/completions", True), ("/v1/chat/completions", False)):
+            with_them, without = (prompt_tokens(path, add_special_tokens=value) for value in (True, False))
+            assert with_them == without + 1
+            assert prompt_tokens(path) == (with_them if usual else without)
+        extra = client.completions.create(model="tiny", prompt="The ropes", extra_body={"add_special_tokens": False})
+        assert extra.usage is not None
+        assert extra.usage.prompt_tokens == prompt_tokens("/v1/completions", add_special_tokens=False)
 
 
 def test_more_than_the_vocabulary_is_all_of_it(http: httpx.Client) -> None:

@@ -94,15 +94,15 @@ def test_a_form_leaves_room_for_these_only(parroting: httpx.Client) -> None:
 
 
 def test_the_client_of_openai_sends_it(base: str) -> None:
-    client = openai.OpenAI(base_url=f"{base}/v1", api_key="none")
-    body, flat = told("[both]", "tie"), told_flat("[both]", "tie")
-    extra = {"chat_template_kwargs": body.pop("chat_template_kwargs")}
-    flat.pop("chat_template_kwargs")
-    chat = client.chat.completions.create(model="parrot", extra_body=extra, **body)
-    assert [call.function.name for call in chat.choices[0].message.tool_calls] == ["tie"]
-    response = client.responses.create(model="parrot", extra_body=extra, **flat)
-    assert [item.name for item in response.output if item.type == "function_call"] == ["tie"]
-    assert response.tool_choice.model_dump()["mode"] == "auto"
+    with openai.OpenAI(base_url=f"{base}/v1", api_key="none") as client:
+        body, flat = told("[both]", "tie"), told_flat("[both]", "tie")
+        extra = {"chat_template_kwargs": body.pop("chat_template_kwargs")}
+        flat.pop("chat_template_kwargs")
+        chat = client.chat.completions.create(model="parrot", extra_body=extra, **body)
+        assert [call.function.name for call in chat.choices[0].message.tool_calls] == ["tie"]
+        response = client.responses.create(model="parrot", extra_body=extra, **flat)
+        assert [item.name for item in response.output if item.type == "function_call"] == ["tie"]
+        assert response.tool_choice.model_dump()["mode"] == "auto"
 
 
 @pytest.mark.parametrize(

@@ -146,20 +146,20 @@ class Knot(BaseModel):
 
 class TestFormatsOfOpenAI:
     def test_a_client_parses_its_own_class(self, url: str) -> None:
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-        messages: Any = CHAT["messages"]
-        schema: Any = {"type": "json_schema", "json_schema": {"name": "knots", "schema": KNOTS, "strict": True}}
-        found = client.chat.completions.create(model="tiny", messages=messages, response_format=schema)
-        assert is_of_knots(found.choices[0].message.content or "")
-        drawn = client.chat.completions.parse(model="tiny", messages=messages, response_format=Knot, temperature=0)
-        assert isinstance(drawn.choices[0].message.parsed, Knot)
-        response = client.responses.create(
-            model="tiny", input="a rope", text={"format": {"type": "json_schema", "name": "knots", "schema": KNOTS}}
-        )
-        assert is_of_knots(response.output_text)
-        assert response.text is not None
-        assert response.text.format is not None
-        assert response.text.format.type == "json_schema"
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            messages: Any = CHAT["messages"]
+            schema: Any = {"type": "json_schema", "json_schema": {"name": "knots", "schema": KNOTS, "strict": True}}
+            found = client.chat.completions.create(model="tiny", messages=messages, response_format=schema)
+            assert is_of_knots(found.choices[0].message.content or "")
+            drawn = client.chat.completions.parse(model="tiny", messages=messages, response_format=Knot, temperature=0)
+            assert isinstance(drawn.choices[0].message.parsed, Knot)
+            response = client.responses.create(
+                model="tiny", input="a rope", text={"format": {"type": "json_schema", "name": "knots", "schema": KNOTS}}
+            )
+            assert is_of_knots(response.output_text)
+            assert response.text is not None
+            assert response.text.format is not None
+            assert response.text.format.type == "json_schema"
 
     @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
     def test_any_object(self, http: httpx.Client, path: str) -> None:

@@ -144,19 +144,19 @@ class TestCallsThatMustCome:
 
 
 def test_a_client_goes_through_a_conversation(base: str) -> None:
-    client = openai.OpenAI(base_url=f"{base}/v1", api_key="none")
-    messages: list[Any] = [*ASK]
+    with openai.OpenAI(base_url=f"{base}/v1", api_key="none") as client:
+        messages: list[Any] = [*ASK]
 
-    def ask(script: str) -> Any:
-        extra = {"chat_template_kwargs": {"script": script}}
-        found = client.chat.completions.create(model="parrot", messages=messages, tools=TOOLS, extra_body=extra)  # type: ignore[call-overload]
-        messages.append(found.choices[0].message)
-        return found.choices[0].message
+        def ask(script: str) -> Any:
+            extra = {"chat_template_kwargs": {"script": script}}
+            found = client.chat.completions.create(model="parrot", messages=messages, tools=TOOLS, extra_body=extra)  # type: ignore[call-overload]
+            messages.append(found.choices[0].message)
+            return found.choices[0].message
 
-    (call,) = ask("[calls]").tool_calls
-    assert json.loads(call.function.arguments) == HITCH[1]
-    messages.append({"role": "tool", "tool_call_id": call.id, "content": "three"})
-    assert ask("[says]").content == "Three turns."
+        (call,) = ask("[calls]").tool_calls
+        assert json.loads(call.function.arguments) == HITCH[1]
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": "three"})
+        assert ask("[says]").content == "Three turns."
 
 
 class TestTheTemplate:
