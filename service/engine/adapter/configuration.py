@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from transformers import ContinuousBatchingConfig
 
@@ -61,19 +59,36 @@ def _are_local(patch: Patched) -> list[bool]:
     return [layer in masks for layer in layers if layer not in patch.shared]
 
 
-@contextmanager
-def without_ranks(model: Any) -> Iterator[None]:
-    """Within it, the manager sees no other ranks: our leader alone schedules, and sends its forwards to them."""
-    mesh = getattr(model, "_device_mesh", None)
-    model._device_mesh = None
-    try:
-        yield
-    finally:
-        model._device_mesh = mesh
+class AsCached:
+    """A model as the manager reads it to size its cache: a view, for other threads read the model meanwhile.
+
+    Its configuration has the sizes of the cached states. It has no other ranks: our leader alone schedules, and sends
+    its forwards to them.
+
+    Raises:
+        UnsupportedModel: naming types of layers that pages cannot cache.
+    """
+
+    _device_mesh = None
+
+    def __init__(self, patch: Patched) -> None:
+        self._model, self.config = patch.model, _SizesAsCached(patch)
+
+    def eval(self) -> Self:
+        """The manager keeps this as its model."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
-class _AsCached:
-    """The configuration of a model, except for the sizes of its cache."""
+class _SizesAsCached:
+    """The configuration of a model, except for the sizes of its cache.
+
+    Heads and width are those that reach the attention (latent attention caches less by itself). A layer that attends
+    twice is two, and one that shares the keys of another is none. The manager does not know layers that attend within
+    chunks: all that attend locally are sliding ones to it.
+    """
 
     def __init__(self, patch: Patched) -> None:
         config, cached = patch.model.config.get_text_config(), patch.cached
@@ -89,24 +104,9 @@ class _AsCached:
         own = ["sliding_attention" if local else "full_attention" for local in _are_local(patch)]
         self.num_hidden_layers, self.layer_types = len(own) * cached.calls, own * cached.calls
 
+    def get_text_config(self) -> Self:
+        """Itself: it is that of the part that generates."""
+        return self
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._config, name)
-
-
-@contextmanager
-def configured_as_cached(patch: Patched) -> Iterator[None]:
-    """Within it, the model's configuration has the sizes of the cached states, by which the manager sizes its cache.
-
-    Heads and width are those that reach the attention (latent attention caches less by itself). A layer that attends
-    twice is two, and one that shares the keys of another is none. The manager does not know layers that attend within
-    chunks: all that attend locally are sliding ones to it.
-
-    Raises:
-        UnsupportedModel: naming types of layers that pages cannot cache.
-    """
-    config, sizes = patch.model.config, _AsCached(patch)
-    vars(config)["get_text_config"] = lambda *_, **__: sizes
-    try:
-        yield
-    finally:
-        del vars(config)["get_text_config"]

@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -27,11 +27,10 @@ from service.engine.adapter.cards.processor import StepProcessor
 from service.engine.adapter.cards.streams import own_stream
 from service.engine.adapter.compatibility import adopt, check_overrides, check_scheduling
 from service.engine.adapter.configuration import (
+    AsCached,
     batching_config,
-    configured_as_cached,
     is_whole_on_cpu,
     sectors_of,
-    without_ranks,
 )
 from service.engine.adapter.inputs import SlottedInputs, on_host
 from service.engine.adapter.pages.adoption import adopt_cache, sized_by_us
@@ -107,15 +106,14 @@ class EncodingManager(ContinuousBatchingManager):
         config = batching_config(limits, divided=self._sectors is not None)
         # do_sample stays off in the manager: it draws all rows from one shared generator.
         generation_config = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1)
-        with self._configured(), without_ranks(patch.model), whole_card:  # another model's may be in ``sized_by_us``
-            super().__init__(patch.model, generation_config, config)
+        self._as_cached: Any = AsCached(patch)
+        with whole_card:  # another model's may be in ``sized_by_us``
+            super().__init__(self._as_cached, generation_config, config)  # type: ignore[arg-type]
+        self.model = patch.model
         self._wake_up_loop = Wake()
         if backend is not None:
             # transformers forbids block tables to an attention whose name has no "flash". Our tables are elsewhere.
             self.continuous_batching_config.max_blocks_per_request = 1
-
-    def _configured(self) -> AbstractContextManager[None]:
-        return configured_as_cached(self.patch)
 
     @override
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
@@ -123,8 +121,12 @@ class EncodingManager(ContinuousBatchingManager):
 
     @override
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
-        with self._configured(), sized_by_us():
-            processor = super()._create_batch_processor()
+        with sized_by_us():
+            self.model = self._as_cached
+            try:
+                processor = super()._create_batch_processor()
+            finally:
+                self.model = self.patch.model
         on_card = self.model.device.type == "cuda"
         staged = on_host(processor) if on_card and self.backend is not None else None
         kept = DecodeRows(processor.cache, self.requests) if self._captures else None  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from patches import PagedBatch, parse, patched
 from patches.attention.paged import batch as paged_batch
@@ -213,3 +214,27 @@ def test_a_model_waits_while_another_ones_cache_is_made() -> None:
             assert not built
         thread.join(10)
     assert len(built) == 1
+
+
+def test_other_threads_see_the_model_as_it_is_while_its_cache_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manager sees other layers and no mesh; an evaluation may plan its passes at the same time."""
+    model, seen = tiny_model("gemma3")[1], list[Any]()
+    config, mesh = model.config, object()
+    make = PagedAttentionCache.__init__
+
+    def making(cache: Any, **kwargs: Any) -> None:
+        kinds = kwargs["config"].layer_types
+        seen.append((dict(vars(config)), config.get_text_config(), model._device_mesh, kinds))
+        make(cache, **kwargs)
+
+    monkeypatch.setattr(PagedAttentionCache, "__init__", making)
+    with patched(model) as patch:
+        before = (dict(vars(config)), config.get_text_config())
+        monkeypatch.setattr(model, "_device_mesh", mesh, raising=False)
+        manager = EncodingManager(patch, LIMITS, "eager")
+        manager._create_batch_processor()
+        assert manager.model is model
+    ((*found, with_mesh, kinds),) = seen
+    assert tuple(found) == before
+    assert with_mesh is mesh
+    assert "sliding_attention" in kinds
