@@ -24,6 +24,7 @@ from service.evaluation.documents import BUILT_IN
 from service.evaluation.request import EvaluationRequest
 from service.evaluation.results import EvaluationResult, Progress
 from service.evaluation.scoring.pass_memory import held_tokens
+from service.evaluation.setup import setup_of
 from service.evaluation.unit import Measured, Outcome, Plan, run_units
 from service.jobs.database.opening import StoreOutOfReach
 from service.jobs.records import JobInfo
@@ -164,6 +165,7 @@ async def _run(
         extended = await workers.run(plan.extended, outcomes) if plan.in_stages else None
     result = await workers.run(plan.result, outcomes)
     result.seconds = time.perf_counter() - began
+    result.setup = await workers.run(setup_of, result.models(), models)
     return result
 
 

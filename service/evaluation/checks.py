@@ -15,12 +15,13 @@ from service.evaluation.documents import (
     from_text,
     from_token_ids,
     mistaken,
+    token_digest,
 )
 from service.evaluation.overlap import overlaps
 from service.evaluation.request import Bos, ByLengthRequest, DocumentsRequest
 from service.evaluation.results import DocumentInfo, Overlap
 from service.evaluation.scoring import pass_memory
-from service.evaluation.unit import Plan, Subject, token_digest
+from service.evaluation.unit import Plan, Subject
 from service.inputs import is_longer, names_of
 from service.models.memory.score_size import MOST_TOKENS
 from service.models.policies import check_ranges

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import bisect
 import difflib
+import hashlib
 import re
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib.resources import files
@@ -44,6 +46,7 @@ class Document:
             name=self.name,
             tokens=len(self.token_ids),
             bytes=self.total_bytes,
+            tokens_sha256=token_digest(self.token_ids),
             cut_from=self.cut_from,
             overlap=self.overlap,
         )
@@ -96,6 +99,11 @@ class Document:
             self.tokenizer.decode(self.token_ids[before:stop], skip_special_tokens=True) for stop in (first, last)
         )
         return count(both) - count(known)
+
+
+def token_digest(token_ids: Iterable[int]) -> str:
+    """SHA-256 in hex of token ids as 64-bit integers."""
+    return hashlib.sha256(array("q", token_ids)).hexdigest()
 
 
 def _bytes(text: str) -> int:

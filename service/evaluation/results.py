@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.evaluation.formatting import percent, short_number
+from service.evaluation.setup import Setup
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -107,6 +108,7 @@ class DocumentInfo(BaseModel):
     name: str
     tokens: int
     bytes: int
+    tokens_sha256: str = Field("", description="SHA-256 in hex of the token ids that were used, as 64-bit integers.")
     cut_from: int | None = None
     overlap: Overlap | None = Field(None, description="With the earlier document that shares most, from a tenth on.")
 
@@ -150,7 +152,7 @@ class Partial(BaseModel):
 
 
 class EvaluationResult(BaseModel, ABC):
-    """An evaluation's numbers: equal to the bit for equal inputs, but for ``id``, ``seconds`` and ``links``.
+    """An evaluation's numbers: equal to the bit for equal inputs and an equal ``setup``.
 
     ``trained_length`` is where plain RoPE ends. Every evaluation adds its ``methods``.
     """
@@ -170,6 +172,7 @@ class EvaluationResult(BaseModel, ABC):
     partial: Partial | None = Field(
         None, description="Of a job that ended early: the result has the methods or lengths that are complete."
     )
+    setup: Setup | None = Field(None, description="All that numbers depend on beside the request.")
     seconds: float | None = Field(None, description="Wall time; absent in a job's result, see the job.")
     links: dict[str, str] = Field(default_factory=dict, description="The same result in other forms.")
 
@@ -205,6 +208,10 @@ class EvaluationResult(BaseModel, ABC):
     def policy(self, created: datetime) -> Policy | None:
         """The policy of ``auto`` that it names, made at ``created``; None if it names no encodings by length."""
         return None
+
+    def models(self) -> set[str]:
+        """The served models that answered."""
+        return {method.model for method in self.methods}
 
     def scores_the_same(self) -> bool:
         """False if lengths differ in the tokens that they score, and so in more than context."""
@@ -255,7 +262,7 @@ class EvaluationResult(BaseModel, ABC):
 
     def numbers(self) -> dict[str, Any]:
         """JSON of what depends on the inputs alone."""
-        return self.model_dump(mode="json", exclude={"id", "seconds", "links"})
+        return self.model_dump(mode="json", exclude={"id", "setup", "seconds", "links"})
 
 
 class Progress(BaseModel):

@@ -9,7 +9,6 @@ store, in any order, and the result is the same to the bit.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Iterator, Sequence
@@ -26,11 +25,6 @@ from service.evaluation.results import EvaluationResult, Part, Progress
 
 Outcome = dict[str, np.ndarray]
 """Named arrays, for ``numpy.savez``."""
-
-
-def token_digest(token_ids: Sequence[int] | np.ndarray) -> str:
-    """SHA-256 of token ids as 64-bit integers, short enough for a unit's inputs."""
-    return hashlib.sha256(np.asarray(token_ids, np.int64).tobytes()).hexdigest()
 
 
 class Subject(NamedTuple):

@@ -5,18 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from service.evaluation.setup import code_version
 from service.evaluation.unit import Unit
 from service.models.registry import ModelRegistry
-
-CODE = ("patches", "service.evaluation")
-"""Packages whose sources decide outcomes."""
 
 
 class Addresses:
@@ -71,26 +66,3 @@ def encoding(unit: Unit) -> dict[str, Any]:
     return {name: value for name, value in described.items() if name != "requested"} | {
         "inv_freq": hashlib.sha256(inv_freq).hexdigest()
     }
-
-
-@lru_cache(maxsize=1)
-def code_version() -> str:
-    """SHA-256 of the sources of ``CODE``, as they were when this process asked first."""
-    return hash_of_sources([folder_of(package) for package in CODE])
-
-
-def folder_of(package: str) -> Path:
-    spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(package)
-    return Path(next(iter(spec.submodule_search_locations)))
-
-
-def hash_of_sources(folders: list[Path]) -> str:
-    """SHA-256 of every Python file below ``folders``, names and contents."""
-    found = hashlib.sha256()
-    for folder in folders:
-        for path in sorted(folder.rglob("*.py")):
-            contents = hashlib.sha256(path.read_bytes()).hexdigest()
-            found.update(f"{folder.name}/{path.relative_to(folder).as_posix()} {contents}\n".encode())
-    return found.hexdigest()

@@ -13,6 +13,7 @@ from sqlalchemy.orm import undefer
 
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.results import EvaluationResult, Part, Partial
+from service.evaluation.setup import setup_of
 from service.evaluation.unit import Outcome, Plan
 from service.jobs.database.opening import Database
 from service.jobs.database.tables import FinishedUnit, Job
@@ -89,6 +90,7 @@ def partial_result(
     result = part.plan.result(found)
     missing = Counter(unit.subject.label for position, unit in enumerate(plan.units) if position not in finished)
     result.id, result.seconds = job.id, None
+    result.setup = setup_of(result.models(), models)
     lacks = lacking(plan, part.plan, finished)
     result.end_early(Partial(units_done=len(finished), units_total=len(keys), missing=dict(missing), lacks=lacks))
     return result

@@ -18,6 +18,7 @@ from service.engine.failures import EngineFailed, EngineStopping
 from service.engine.thread.out_of_memory import OutOfMemory
 from service.errors import ApiError
 from service.evaluation.scoring.pass_memory import held_tokens
+from service.evaluation.setup import setup_of
 from service.evaluation.unit import Outcome
 from service.jobs.active import ActiveJob, ActiveJobs
 from service.jobs.database.calls import RETRY_S, PatientCalls
@@ -273,6 +274,7 @@ class Execution:
         def result() -> Packed:
             result = job.plan.result(in_order)
             result.id, result.seconds = job.id, None
+            result.setup = setup_of(result.models(), self._models)
             return pack(result)
 
         if not await self._store_call(self._queue.finish, job.number, await self._beside(result)):

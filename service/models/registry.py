@@ -18,6 +18,7 @@ from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
 from service.engine.verification import checked_length
 from service.metrics import Metrics
+from service.models.checkpoint.fingerprint import Numerics, numerics
 from service.models.checkpoint.loading import Checkpoint, ModelLoadError, refuse_undivided
 from service.models.checkpoint.quantization import Quantization
 from service.models.memory.available_memory import free_bytes
@@ -74,6 +75,10 @@ class ServedModel:
     policy: Policy | None = None
     score_chunk: int | None = None
     score_room: int | None = None
+
+    @property
+    def numerics(self) -> Numerics:
+        return numerics(self.patch.model)
 
     def check_generates(self) -> None:
         """Raises:

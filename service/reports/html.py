@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from service.evaluation.results import DocumentInfo, EvaluationResult
+from service.evaluation.setup import Setup
+from service.figures.drawing.charts import counted
 from service.figures.picture import Picture
 from service.figures.results import pictures_of
 from service.figures.web.page import css, drawing, embedded, plotly_script, template
@@ -20,7 +22,7 @@ from service.reports.texts import without_texts
 if TYPE_CHECKING:
     from service.jobs.records import JobInfo
 
-NOT_ASKED = {"methods", "evaluations", "answer", "documents", "evaluation", "model", "trained_length"}
+NOT_ASKED = {"methods", "evaluations", "answer", "documents", "evaluation", "model", "trained_length", "setup"}
 """Fields of a result that the page shows outside of its list of parameters."""
 MOST_ROWS = 1000
 """Of the table of every number."""
@@ -124,7 +126,20 @@ def facts_of(result: EvaluationResult, job: JobInfo | None = None) -> list[tuple
             ("units", f"{job.units_done:,}, of which {job.units_reused:,} were not measured again"),
             ("measured in", f"{job.seconds:,.1f} s" if job.units_reused < job.units_done else REUSED),
         ]
+    if result.setup is not None:
+        facts += _setup(result.setup)
     return [(name, value) for name, value in facts if value]
+
+
+def _setup(setup: Setup) -> list[tuple[str, str]]:
+    """One line for the code, and one for each model."""
+    facts = [("measured with", f"ropeway {setup.ropeway}, code {setup.code[:12]}")]
+    for name, model in setup.models.items():
+        at = f"{model.hardware}, {model.dtype}, {counted(model.threads, 'thread')}"
+        ranks = f", {model.tensor_parallel} processes" if model.tensor_parallel > 1 else ""
+        versions = f"torch {model.torch}, transformers {model.transformers}"
+        facts.append((f"setup of {name}", f"weights {model.fingerprint[:12]}; {versions}; {at}{ranks}"))
+    return facts
 
 
 def _fact(value: object) -> str:

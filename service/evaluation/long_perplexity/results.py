@@ -82,6 +82,10 @@ class LongPerplexityResult(EvaluationResult):
     skipped: list[DocumentInfo] = Field([], description="Documents left out as shorter than the longest length.")
     methods: list[LongMethodResult]
 
+    def models(self) -> set[str]:
+        """Those of the methods, and the evaluator's."""
+        return super().models() | {self.evaluator.model}
+
     def rows(self) -> list[Row]:
         """One row per method and length."""
         return [self._row(method, at) for method in self.methods for at in method.lengths]

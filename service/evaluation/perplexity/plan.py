@@ -21,7 +21,7 @@ from service.evaluation.checks import (
     too_short,
 )
 from service.evaluation.cost import Cost
-from service.evaluation.documents import Document
+from service.evaluation.documents import Document, token_digest
 from service.evaluation.perplexity import protocols
 from service.evaluation.perplexity.protocols import ScoredWindow, Windows
 from service.evaluation.perplexity.request import PerplexityRequest
@@ -31,7 +31,7 @@ from service.evaluation.results import DocumentInfo
 from service.evaluation.scoring.chunks import most_tokens
 from service.evaluation.scoring.token_scores import token_nll
 from service.evaluation.statistics.per_token import Scored, length_result, position_buckets
-from service.evaluation.unit import Outcome, Plan, Subject, Unit, token_digest
+from service.evaluation.unit import Outcome, Plan, Subject, Unit
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 

@@ -11,10 +11,10 @@ import torch
 
 from patches import AttentionMass, encode
 from service.engine.padded.room import make_room
-from service.evaluation.documents import Document
+from service.evaluation.documents import Document, token_digest
 from service.evaluation.scoring.chunks import bounded, chunk_length, most_tokens
 from service.evaluation.scoring.token_scores import token_scores
-from service.evaluation.unit import Outcome, Unit, token_digest
+from service.evaluation.unit import Outcome, Unit
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from service.evaluation.documents import Document
+from service.evaluation.documents import Document, token_digest
 from service.evaluation.scoring.chunks import most_tokens
 from service.evaluation.scoring.token_scores import token_scores
-from service.evaluation.unit import Outcome, Unit, token_digest
+from service.evaluation.unit import Outcome, Unit
 
 COPIES = 4
 """Repeated segments: from the start of the text before, and from each further quarter of it."""

@@ -6,10 +6,11 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from service.evaluation.documents import token_digest
 from service.evaluation.retrieval.prompts import Sample
 from service.evaluation.scoring.chunks import most_tokens
 from service.evaluation.scoring.token_scores import Reading
-from service.evaluation.unit import Outcome, Unit, token_digest
+from service.evaluation.unit import Outcome, Unit
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,7 +29,7 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def fingerprint(model: Any, of_contents: str | None = None) -> str:
     """SHA-256 in hex of a model's contents, which are ``of_contents`` if known, and of the numerics it runs with."""
-    return _digest([of_contents or contents(model), numerics(model)])
+    return _digest([of_contents or contents(model), numerics(model)._asdict()])
 
 
 def contents(model: Any) -> str:
@@ -64,20 +64,40 @@ def _sums(tensor: torch.Tensor) -> list[list[int]]:
     return sums
 
 
-def numerics(model: Any) -> list[Any]:
-    """Causes of rounding beside the code: versions, processor, number format, threads, products.
+class Numerics(NamedTuple):
+    """Causes of rounding beside the code. Sums of ``tensor_parallel`` processes are added in another order.
 
-    Products are timed, but equal servers of one database agree on them (``service.models.linear.known``).
+    ``products`` of linear layers are timed, but equal servers of one database agree on them
+    (``service.models.linear.known``).
     """
-    device, dtype = model.device, str(model.dtype)
+
+    torch: str
+    transformers: str
+    device: str
+    hardware: str
+    dtype: str
+    threads: int
+    tensor_parallel: int
+    products: list[str]
+
+
+def numerics(model: Any) -> Numerics:
+    """The numerics that a loaded model runs with."""
+    device = model.device
     if device.type == "cuda":
         hardware = torch.cuda.get_device_name(device)
     else:
         hardware = f"{processor()} {torch.backends.cpu.get_cpu_capability()}"
-    versions = [torch.__version__, metadata.version("transformers")]
-    ranks = getattr(model, "tp_size", None) or 1  # parts of sums are added in another order
-    more = [*([ranks] if ranks > 1 else []), *products_of(model)]
-    return [versions, device.type, hardware, dtype, torch.get_num_threads(), *more]
+    return Numerics(
+        torch=torch.__version__,
+        transformers=metadata.version("transformers"),
+        device=device.type,
+        hardware=hardware,
+        dtype=str(model.dtype).removeprefix("torch."),
+        threads=torch.get_num_threads(),
+        tensor_parallel=getattr(model, "tp_size", None) or 1,
+        products=products_of(model),
+    )
 
 
 def _digest(value: object) -> str:

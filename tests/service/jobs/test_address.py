@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from service.evaluation.catalogue import plan_of
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.unit import Unit
 from service.jobs import address
-from service.jobs.address import Addresses, hash_of_sources
+from service.jobs.address import Addresses
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.service.jobs.bench import body
@@ -93,22 +92,6 @@ def test_a_running_model_keeps_its_addresses(models: ModelRegistry, job_settings
     with pytest.MonkeyPatch.context() as context:
         context.setattr(config, "is_causal", False, raising=False)
         assert Addresses(models).key(unit, "anna") == before
-
-
-def test_sources_are_hashed_by_name_and_contents(tmp_path: Path) -> None:
-    (tmp_path / "inner").mkdir()
-    for name, contents in (("a.py", "x = 1"), ("inner/b.py", "y = 2"), ("notes.txt", "any")):
-        (tmp_path / name).write_text(contents)
-    found = [hash_of_sources([tmp_path])]
-    (tmp_path / "notes.txt").write_text("other")
-    assert hash_of_sources([tmp_path]) == found[0]
-    (tmp_path / "inner/b.py").write_text("y = 3")
-    found.append(hash_of_sources([tmp_path]))
-    (tmp_path / "inner/b.py").rename(tmp_path / "inner/c.py")
-    found.append(hash_of_sources([tmp_path]))
-    assert len(set(found)) == 3
-    folders = [address.folder_of(package) for package in address.CODE]
-    assert {"hf.py", "token_scores.py"} <= {path.name for folder in folders for path in folder.rglob("*.py")}
 
 
 def test_methods_that_mean_the_same_share_an_address(models: ModelRegistry, job_settings: Settings) -> None:

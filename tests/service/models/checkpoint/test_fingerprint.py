@@ -63,12 +63,11 @@ def test_numbers_name_version_device_format_and_threads(
 ) -> None:
     model = loaded[0].default.patch.model
     found = numerics(model)
-    assert str(found).count(torch.__version__) == 1
-    assert found[1] == "cpu"
-    assert found[3:5] == ["torch.float32", torch.get_num_threads()]
-    assert found[5:] == []
+    assert found.torch == torch.__version__
+    assert (found.device, found.dtype, found.threads) == ("cpu", "float32", torch.get_num_threads())
+    assert (found.tensor_parallel, found.products) == (1, [])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    assert numerics(model)[4] == 77
+    assert numerics(model) == found._replace(threads=77)
 
 
 def test_a_fingerprint_names_contents_and_numerics(
