@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from patches.encoding.fields import MOST_FACTOR
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import CAUSAL, DistanceRange
 from patches.encoding.method import Method, WrappingMethod
@@ -86,7 +87,8 @@ def closest(method: Method, geometry: RopeGeometry, length: int) -> list[Method]
         found.append(method.base)
     if geometry.rotates:
         factor = length / geometry.original_max_position_embeddings
-        found.append(Yarn(factor=math.ceil(factor)) if factor > 1 else Default())
+        if factor <= MOST_FACTOR:
+            found.append(Yarn(factor=math.ceil(factor)) if factor > 1 else Default())
     return [other for other in found if other != method]
 
 

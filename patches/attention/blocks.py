@@ -53,7 +53,7 @@ def add_band(
     queries = query.shape[2]
     predicate = states.predicate(band)
     reached = states.columns(*predicate.key_range(q_low, q_low + queries - 1))
-    full = states.columns(*predicate.full_range(q_low, q_low + queries - 1))
+    full = states.columns(*predicate.key_range(q_low + queries - 1, q_low))
     by_distance = _goes_by_distance(states, band)
     is_view = by_distance and states.key.device.type == "cpu"
     least = WORTH_A_CALL_BESIDE_A_VIEW if is_view else WORTH_A_CALL

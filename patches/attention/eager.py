@@ -10,7 +10,6 @@ import torch
 from patches.attention.blocks import blocks
 from patches.attention.states import SegmentStates
 from patches.encoding.recipe import RelativeScores
-from patches.encoding.temperature import ConstantTemperature
 
 
 def eager(states: SegmentStates) -> torch.Tensor:
@@ -64,13 +63,11 @@ def _relative(
 ) -> torch.Tensor:
     """Some of its terms do not depend on the query, so the temperature multiplies the sum of all."""
     assert states.layer.attention is not None
-    low = int(q_idx[0, 0]) - states.q_start
+    q_low = int(q_idx[0, 0])
+    low = q_low - states.q_start
     query = states.untempered[:, :, low : low + len(q_idx)]
-    scores = relative(states.layer.attention, query, key, (q_idx - kv_idx).clamp_min(0)) * states.scaling
-    temperature = states.resolved.recipe.attention_temperature
-    if temperature is None or isinstance(temperature, ConstantTemperature):
-        return scores
-    return scores * temperature(q_idx[:, 0])[:, None].to(scores.dtype)
+    scores = relative(states.layer.attention, query, key, (q_idx - kv_idx).clamp_min(0))
+    return states.tempered(scores * states.layer.scaling, q_low)
 
 
 def _weights(sink_logits: torch.Tensor | None, scores: torch.Tensor) -> torch.Tensor:

@@ -84,7 +84,8 @@ def _turned(states: torch.Tensor, position: torch.Tensor, to: PositionMap, resol
     if not resolved.rotates or to == base:
         return states
     moved = per_pair(to(position)) - per_pair(base(position))
-    table = rotary_table(moved, torch.tensor(resolved.turns, device=states.device), 1.0, interleaved=layout)
+    turns = torch.tensor(resolved.turns, dtype=torch.float32, device=states.device)
+    table = rotary_table(moved, turns, 1.0, interleaved=layout)
     return rotate(states, *table, interleaved=layout, offset=resolved.offset)
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 
+from patches.encoding.positions import MapRow
 from patches.encoding.recipe import IDENTITY, ResolvedRecipe
 
 POSITION_BITS = 24
@@ -20,25 +21,6 @@ MAX_POSITION = (1 << POSITION_BITS) - 1
 MAX_SLOTS = 128
 
 Numbers = TypeVar("Numbers", torch.Tensor, np.ndarray)
-
-
-class BaseNumbers(Protocol):
-    """min((position % period) // group + shift, cap) / divisor, with one group and shift, or one per rotary pair."""
-
-    @property
-    def period(self) -> int: ...
-
-    @property
-    def groups(self) -> tuple[int, ...]: ...
-
-    @property
-    def shifts(self) -> tuple[float, ...]: ...
-
-    @property
-    def cap(self) -> int: ...
-
-    @property
-    def divisor(self) -> float: ...
 
 
 class SlotsExhausted(RuntimeError):
@@ -79,15 +61,15 @@ class SlotTable:
         native: ResolvedRecipe,
         rotary_dim: int,
         device: torch.device,
-        base_of: Callable[[ResolvedRecipe], BaseNumbers],
+        base_of: Callable[[ResolvedRecipe], MapRow],
     ) -> None:
         """``base_of`` gives the numbers of an encoding's base map."""
         self._native, self._pairs_of_head, self._device = native, rotary_dim // 2, device
         self._lock, self._base_of = threading.Lock(), base_of
-        self.inv_freq = torch.zeros(MAX_SLOTS, self._pairs_of_head, device=device)
-        self.attention_factor = torch.ones(MAX_SLOTS, 1, device=device)
-        self._maps = torch.ones(MAX_SLOTS, 3, device=device)
-        self._pairs = torch.ones(MAX_SLOTS, 2, max(self._pairs_of_head, 1), device=device)
+        self.inv_freq = torch.zeros(MAX_SLOTS, self._pairs_of_head, dtype=torch.float32, device=device)
+        self.attention_factor = torch.ones(MAX_SLOTS, 1, dtype=torch.float32, device=device)
+        self._maps = torch.ones(MAX_SLOTS, 3, dtype=torch.float32, device=device)
+        self._pairs = torch.ones(MAX_SLOTS, 2, max(self._pairs_of_head, 1), dtype=torch.float32, device=device)
         self.uploads = 0
         self.clear()
 
@@ -190,8 +172,9 @@ class SlotTable:
         if not resolved.rotates:
             self.inv_freq[slot], self.attention_factor[slot] = 0.0, 1.0
             return
-        self.inv_freq[slot] = torch.tensor(resolved.inv_freq)
+        self.inv_freq[slot] = torch.tensor(resolved.inv_freq, dtype=torch.float32)
         self.attention_factor[slot] = resolved.attention_factor
         base = self._base_of(resolved)
-        self._maps[slot] = torch.tensor((base.period, base.cap, base.divisor))
-        self._pairs[slot, 0], self._pairs[slot, 1] = (torch.tensor(n).float() for n in (base.groups, base.shifts))
+        self._maps[slot] = torch.tensor((base.period, base.cap, base.divisor), dtype=torch.float32)
+        for row, numbers in zip(self._pairs[slot], (base.groups, base.shifts), strict=True):
+            row.copy_(torch.tensor(numbers, dtype=torch.float32))

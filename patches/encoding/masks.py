@@ -28,11 +28,10 @@ class Predicate(Protocol):
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor: ...
 
     def key_range(self, q_low: int, q_high: int) -> tuple[int, int]:
-        """Half-open range of key indices that queries q_low..q_high (inclusive) can reach."""
-        ...
+        """Half-open range of key indices that queries q_low..q_high (inclusive) can reach.
 
-    def full_range(self, q_low: int, q_high: int) -> tuple[int, int]:
-        """Half-open range of key indices that every one of these queries covers; empty ranges start at their end."""
+        With the two swapped, that of the keys which every one of these queries covers. Empty ranges start at their end.
+        """
         ...
 
 
@@ -80,10 +79,6 @@ class DistanceRange:
         first = 0 if self.high is None else max(0, q_low - self.high + 1)
         return first, max(first, q_high - self.low + 1)
 
-    def full_range(self, q_low: int, q_high: int) -> tuple[int, int]:
-        first = 0 if self.high is None else max(0, q_high - self.high + 1)
-        return first, max(first, q_low - self.low + 1)
-
 
 @dataclass(frozen=True)
 class And:
@@ -109,12 +104,6 @@ class And:
         first = max(first_left, first_right)
         return first, max(first, min(last_left, last_right))
 
-    def full_range(self, q_low: int, q_high: int) -> tuple[int, int]:
-        first_left, last_left = self.left.full_range(q_low, q_high)
-        first_right, last_right = self.right.full_range(q_low, q_high)
-        first = max(first_left, first_right)
-        return first, max(first, min(last_left, last_right))
-
 
 @dataclass(frozen=True)
 class FirstKeys:
@@ -136,9 +125,6 @@ class FirstKeys:
 
     def key_range(self, q_low: int, q_high: int) -> tuple[int, int]:
         return 0, max(0, min(self.count, q_high - self.low + 1))
-
-    def full_range(self, q_low: int, q_high: int) -> tuple[int, int]:
-        return 0, max(0, min(self.count, q_low - self.low + 1))
 
 
 @dataclass(frozen=True)
@@ -170,11 +156,6 @@ class ChunkRange:
         last = min(q_high, (q_high // self.size - self.low + 1) * self.size - 1)
         return first, max(first, last + 1)
 
-    def full_range(self, q_low: int, q_high: int) -> tuple[int, int]:
-        first = 0 if self.high is None else max(0, q_high // self.size - self.high + 1) * self.size
-        last = min(q_low, (q_low // self.size - self.low + 1) * self.size - 1)
-        return first, max(first, last + 1)
-
 
 @dataclass(frozen=True)
 class EveryPair:
@@ -192,9 +173,6 @@ class EveryPair:
         return (q_idx - kv_idx).abs() >= 0
 
     def key_range(self, q_low: int, q_high: int) -> tuple[int, int]:
-        return 0, UNBOUNDED
-
-    def full_range(self, q_low: int, q_high: int) -> tuple[int, int]:
         return 0, UNBOUNDED
 
 

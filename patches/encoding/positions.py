@@ -89,6 +89,40 @@ class InChunk:
         return inside if self.last is None else inside.clamp_max(self.last)
 
 
+UNBOUNDED = 1 << 30
+"""No limit: more than any position, and exact in float32."""
+
+
+@dataclass(frozen=True)
+class MapRow:
+    """min((position % period) // group + shift, cap) / divisor.
+
+    ``groups`` and ``shifts`` have one number, or one per rotary pair.
+    """
+
+    period: int = UNBOUNDED
+    groups: tuple[int, ...] = (1,)
+    shifts: tuple[float, ...] = (0.0,)
+    cap: int = UNBOUNDED
+    divisor: float = 1.0
+
+    @property
+    def is_by_pair(self) -> bool:
+        return len(self.groups) > 1
+
+    def __call__(self, position: torch.Tensor) -> torch.Tensor:
+        """Positions int64 [n] -> float64 [n, 1 or pairs]."""
+        import torch
+
+        groups = torch.tensor(self.groups, device=position.device)
+        shifts = torch.tensor(self.shifts, dtype=torch.float64, device=position.device)
+        grouped = position[:, None] % self.period // groups
+        return (grouped + shifts).clamp_max(self.cap) / self.divisor
+
+
+AS_IT_IS = MapRow()
+
+
 def grouped_reach(trained: int, window: int, group_size: int) -> int:
     """Longest length whose distances, in groups from ``window`` on, all stay below ``trained`` tokens."""
     return max(trained, (trained - window + window // group_size) * group_size)

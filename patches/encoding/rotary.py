@@ -87,19 +87,6 @@ def turn(
     return _among_the_rest(turned, states, offset)
 
 
-def turn_(
-    states: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor, *, interleaved: bool, offset: int = 0
-) -> None:
-    """``turn`` in place, to the same bits."""
-    import torch
-
-    if states.dtype == torch.float32 and cos.shape[-1] == states.shape[-1]:
-        others = _swapped(states, interleaved)
-        states.mul_(cos).addcmul_(others, signed_sin)
-    else:
-        states.copy_(turn(states, cos, signed_sin, interleaved=interleaved, offset=offset))
-
-
 def turn_into(
     out: torch.Tensor,
     states: torch.Tensor,
@@ -109,11 +96,12 @@ def turn_into(
     interleaved: bool,
     offset: int = 0,
 ) -> None:
-    """``turn`` of float32 ``states`` into other memory, to the same bits; autograd cannot follow."""
+    """``turn`` into other memory or that of ``states`` itself, to the same bits."""
     import torch
 
-    if cos.shape[-1] == states.shape[-1]:
-        torch.mul(states, cos, out=out).addcmul_(_swapped(states, interleaved), signed_sin)
+    if states.dtype == torch.float32 and cos.shape[-1] == states.shape[-1] and not states.requires_grad:
+        others = _swapped(states, interleaved)
+        torch.mul(states, cos, out=out).addcmul_(others, signed_sin)
     else:
         out.copy_(turn(states, cos, signed_sin, interleaved=interleaved, offset=offset))
 

@@ -7,6 +7,7 @@ from the ``Forward`` that the model's replaced ``forward`` opens, since not ever
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -82,6 +83,7 @@ class Patched(Encodings):
         self._forwards, self._steps_ahead = Forwards(), StepsAhead()
         self._checkpointing = Checkpointing(self._forwards)
         self._keeps_texts_apart: bool | None = None
+        self._measuring = threading.RLock()
         self.attention_seam = AttentionSeam(config, measurement, temperatures, heads, self.slots, self._forwards)
         self.attention = self.attention_seam.attention  # the model calls it without a step in between
 
@@ -173,9 +175,13 @@ class Patched(Encodings):
     def _refuse_several_texts(self, cache: Any) -> None:
         if cache is not None and cache.get_seq_length():
             raise ValueError("position_ids must count up by one behind cached tokens")
-        if self._keeps_texts_apart is None:
-            self._keeps_texts_apart = True  # for the forward that measures it
-            self._keeps_texts_apart = keeps_texts_apart(self.model, self.num_logits)
+        with self._measuring:
+            if self._keeps_texts_apart is None:
+                measured, self._keeps_texts_apart = None, True  # for the forward that measures it, on this thread
+                try:
+                    measured = keeps_texts_apart(self.model, self.num_logits)
+                finally:
+                    self._keeps_texts_apart = measured
         if self._chooses_keys or not self._keeps_texts_apart:
             raise ValueError("position_ids: layers of this model mix the texts of a row; give each text a row")
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from patches.attention.decode.reading import EVERY, ORDINARY, Part, Reading, reading_of
 from patches.attention.log_sum_exp import merged, sdpa_with_lse
 from patches.attention.states import SegmentStates
-from patches.encoding.rotary import turn, turn_
+from patches.encoding.rotary import turn, turn_into
 
 MANY = 1024
 """Keys, times the query heads of each key head, from which such heads are its queries. Over fewer keys, calls by query
@@ -69,7 +69,8 @@ def _seen(
         if piece == whole:
             key = turn(key, *table, interleaved=interleaved, offset=offset)
         else:
-            turn_(key[:, :, piece], *table, interleaved=interleaved, offset=offset)
+            own = key[:, :, piece]
+            turn_into(own, own, *table, interleaved=interleaved, offset=offset)
     bias = part.bias
     if bias is not None and bias.shape[1] > query.shape[1]:  # heads as queries have a row each
         bias = bias.reshape(len(bias), query.shape[1], -1, bias.shape[-1])

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from patches.attention.decode.reading import EVERY, FEW, ORDINARY, Reading
 from patches.attention.decode.tables import Table, ends
 from patches.attention.log_sum_exp import merged, sdpa_with_lse
-from patches.encoding.rotary import turn, turn_, upcast
+from patches.encoding.rotary import turn, turn_into, upcast
 
 ALIKE = 64
 """Sequences of one call have fewer keys than the longest by less than this. Another call takes as long as reading so
@@ -112,7 +112,8 @@ def strided_attention(
         turns_query = columns.stop > batch.length
         queries = query.reshape(members, kv_heads, -1, query.shape[-1])
         states = torch.cat((key, queries), 2) if turns_query else key.clone()
-        turn_(states[:, :, columns], *table, interleaved=batch.interleaved, offset=batch.offset)
+        own = states[:, :, columns]
+        turn_into(own, own, *table, interleaved=batch.interleaved, offset=batch.offset)
         key, query = states[:, :, : batch.length], states[:, :, batch.length :] if turns_query else query
     if batch.query is not None:
         query = query.reshape(members, 1, heads, -1).expand(-1, turns, -1, -1)

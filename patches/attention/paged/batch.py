@@ -128,8 +128,8 @@ class PagedBatch(Batch):
         if self.backend == "triton" and key.dtype == key_pages.dtype and key.stride(2) == value.stride(2) == 1:
             launch.write(key, value, key_pages, value_pages, step.new_places)
             return
-        step.write(key, key_pages)
-        step.write(value, value_pages)
+        key_pages.index_put_(step.new_places, key)
+        value_pages.index_put_(step.new_places, value)
 
     def attend(
         self,

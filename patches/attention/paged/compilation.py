@@ -6,10 +6,20 @@ import math
 
 import torch
 
-from patches.attention.paged.rows import UNBOUNDED, BandRow, BiasKind, BiasRow, MapRow, Row, TemperatureRow
+from patches.attention.paged.rows import BandRow, BiasKind, BiasRow, Row, TemperatureRow
 from patches.encoding.biases import BucketBias, LinearBias, LogBias, PowerBias
 from patches.encoding.masks import ChunkRange, DistanceRange, FirstKeys, Predicate
-from patches.encoding.positions import Capped, Fixed, Grouped, GroupedPairs, InChunk, Shifted, Stretched
+from patches.encoding.positions import (
+    UNBOUNDED,
+    Capped,
+    Fixed,
+    Grouped,
+    GroupedPairs,
+    InChunk,
+    MapRow,
+    Shifted,
+    Stretched,
+)
 from patches.encoding.recipe import AttentionTemperature, Identity, PositionMap, ResolvedRecipe, ScoreBias
 from patches.encoding.temperature import ConstantTemperature, FloorLogTemperature, LogLengthTemperature
 
@@ -93,14 +103,14 @@ def bias_row(bias: ScoreBias | None, length: int) -> BiasRow | None:
         case None:
             return None
         case LinearBias(slopes, scale, in_bfloat16):
-            a = torch.tensor(slopes)
+            a = torch.tensor(slopes, dtype=torch.float32)
             if in_bfloat16:
                 return BiasRow(BiasKind.BFLOAT16, a.bfloat16().float(), torch.full_like(a, scale))
             return BiasRow(BiasKind.LINEAR, a * scale, torch.zeros_like(a))
         case LogBias(r1, r2):
-            return BiasRow(BiasKind.LOG, torch.tensor(r1), torch.tensor(r2))
+            return BiasRow(BiasKind.LOG, torch.tensor(r1, dtype=torch.float32), torch.tensor(r2, dtype=torch.float32))
         case PowerBias(r1, r2):
-            return BiasRow(BiasKind.POWER, torch.tensor(r1), torch.tensor(r2))
+            return BiasRow(BiasKind.POWER, torch.tensor(r1, dtype=torch.float32), torch.tensor(r2, dtype=torch.float32))
         case BucketBias(_, max_distance):
             return _tabulated(bias, min(length, max_distance + 1))
         case _ if bias.by_distance:

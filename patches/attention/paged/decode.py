@@ -119,10 +119,6 @@ class DecodeTable:
             raise ValueError(f"the items of this step have {self._step.split} keys, and not {split}")
         return self._work
 
-    def write(self, states: torch.Tensor, pages: torch.Tensor) -> None:
-        """As in ``Step``."""
-        pages.index_put_(self.new_places, states)
-
 
 class DecodeStep:
     """``size`` = (rows, items of each group of layers): sequences of one new token each, over parts of ``split`` keys.

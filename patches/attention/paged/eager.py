@@ -8,8 +8,9 @@ import torch
 
 from patches.attention.layer import Layer
 from patches.attention.paged.compilation import DoesNotFit, mask_row
-from patches.attention.paged.rows import MapRow, Row
+from patches.attention.paged.rows import Row
 from patches.attention.paged.step import Step
+from patches.encoding.positions import MapRow
 from patches.encoding.rotary import rotate, upcast
 
 

@@ -12,41 +12,15 @@ from functools import cached_property
 
 import torch
 
-UNBOUNDED = 1 << 30
-"""No limit: more than any position, and exact in float32."""
-
-
-@dataclass(frozen=True)
-class MapRow:
-    """min((position % period) // group + shift, cap) / divisor.
-
-    ``groups`` and ``shifts`` have one number, or one per rotary pair.
-    """
-
-    period: int = UNBOUNDED
-    groups: tuple[int, ...] = (1,)
-    shifts: tuple[float, ...] = (0.0,)
-    cap: int = UNBOUNDED
-    divisor: float = 1.0
-
-    @property
-    def is_by_pair(self) -> bool:
-        return len(self.groups) > 1
-
-    def __call__(self, position: torch.Tensor) -> torch.Tensor:
-        """Positions int64 [n] -> float64 [n, 1 or pairs]."""
-        groups = torch.tensor(self.groups, device=position.device)
-        shifts = torch.tensor(self.shifts, dtype=torch.float64, device=position.device)
-        grouped = position[:, None] % self.period // groups
-        return (grouped + shifts).clamp_max(self.cap) / self.divisor
+from patches.encoding.positions import AS_IT_IS, UNBOUNDED, MapRow
 
 
 @dataclass(frozen=True)
 class BandRow:
     """Causal pairs with low <= q // chunk - k // chunk < high and k < first, and their two position maps."""
 
-    query_map: MapRow = MapRow()
-    key_map: MapRow = MapRow()
+    query_map: MapRow = AS_IT_IS
+    key_map: MapRow = AS_IT_IS
     chunk: int = 1
     low: int = 0
     high: int = UNBOUNDED
@@ -140,7 +114,7 @@ class Row:
     """
 
     bands: tuple[BandRow, ...]
-    base: MapRow = MapRow()
+    base: MapRow = AS_IT_IS
     frequencies: tuple[float, ...] = ()
     bias: BiasRow | None = None
     temperature: TemperatureRow = TemperatureRow()
@@ -151,11 +125,6 @@ class Row:
     def maps(self) -> tuple[MapRow, ...]:
         """The base, and behind it the maps of queries and keys of every band."""
         return (self.base, *(each for band in self.bands for each in (band.query_map, band.key_map)))
-
-    @cached_property
-    def turns_keys(self) -> bool:
-        """True if some band turns cached keys when it reads them."""
-        return any(band.key_map != self.base for band in self.bands)
 
     def turned(self, band: BandRow) -> tuple[bool, bool]:
         """(True if queries turn in ``band``, True if keys do)."""

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from patches.attention.paged.rows import UNBOUNDED
 from patches.batch.upload import uploaded
+from patches.encoding.positions import UNBOUNDED
 
 SPLIT = 128
 """Keys of one part of a single new token, in a short sequence."""
@@ -223,10 +223,6 @@ class Step:
         page = positions // self.page_size
         column = page - evicted * (page >= first_pages)
         return self.block_table[sequence, column].long(), positions % self.page_size
-
-    def write(self, states: torch.Tensor, pages: torch.Tensor) -> None:
-        """Write ``states`` [tokens, kv_heads, dim] of the new tokens into ``pages`` [pages, size, kv_heads, dim]."""
-        pages.index_put_(self.new_places, states)
 
 
 def step_of(sequences: Sequence[PagedSequence], page_size: int, device: torch.device) -> Step:

@@ -9,9 +9,10 @@ from functools import partial
 
 import torch
 
-from patches.attention.paged.rows import BandRow, MapRow, Row, Variant
+from patches.attention.paged.rows import BandRow, Row, Variant
 from patches.batch.slots import MAX_SLOTS
 from patches.batch.upload import uploaded
+from patches.encoding.positions import MapRow
 
 MOST_BANDS = 4
 """Bands of a row; no method has more."""
@@ -94,7 +95,8 @@ class RowTables:
             count = power_of_two(_distances(rows), LEAST_DISTANCES)
             self._former = self.distances  # a step that has not ended may read them
             with torch.inference_mode(False):
-                self.distances, self.version = torch.zeros(count, device=self.distances.device), self.version + 1
+                self.distances = torch.zeros(count, dtype=torch.float32, device=self.distances.device)
+            self.version += 1
         return dict(rows)
 
     def _check(self, row: Row) -> None:
@@ -115,15 +117,16 @@ class RowTables:
         bands = torch.zeros(self.bands.shape[1:], dtype=torch.int32)
         bands[: len(row.bands)] = torch.tensor([_band(row, band) for band in row.bands])
         yield self.bands, bands
-        maps, pairs = torch.ones(self.maps.shape[1:]), torch.zeros(self.pairs.shape[1:])
+        maps, pairs = (torch.zeros(each.shape[1:], dtype=torch.float32) for each in (self.maps, self.pairs))
+        maps.fill_(1.0)
         pairs[:, 0] = 1.0
         for index, each in enumerate(row.maps):
-            maps[index] = torch.tensor([each.period, each.cap, each.divisor])
+            maps[index] = torch.tensor([each.period, each.cap, each.divisor], dtype=torch.float32)
             _fill_pairs(pairs[index, :, : max(self.layout.count, 1)], each)
         yield self.maps, maps
         yield self.pairs, pairs
-        frequencies, turns = torch.zeros(self.frequencies.shape[1:]), torch.tensor(row.frequencies, dtype=torch.float64)
-        turns = turns / (2 * math.pi)
+        frequencies = torch.zeros(self.frequencies.shape[1:], dtype=torch.float32)
+        turns = torch.tensor(row.frequencies, dtype=torch.float64) / (2 * math.pi)
         frequencies[0, : len(turns)] = turns.float()
         frequencies[1, : len(turns)] = (turns - turns.float().double()).float()
         yield self.frequencies, frequencies
@@ -148,4 +151,5 @@ def _band(row: Row, band: BandRow) -> tuple[int, ...]:
 
 def _fill_pairs(target: torch.Tensor, of: MapRow) -> None:
     """``target`` [2, pairs] gets the groups and shifts of a map, the same for each pair or one for each."""
-    target[0], target[1] = torch.tensor(of.groups).float(), torch.tensor(of.shifts).float()
+    for row, numbers in zip(target, (of.groups, of.shifts), strict=True):
+        row.copy_(torch.tensor(numbers, dtype=torch.float32))

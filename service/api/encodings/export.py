@@ -72,7 +72,7 @@ def _exported(body: ExportRequest, models: ModelRegistry) -> ExportResult:
     target = TARGETS[body.target]
     source = _source(served, models)
     try:
-        length = body.length or _default_length(body.pe, served, source, target)
+        length = body.length or _default_length(body.pe.without_follows(), served, source, target)
         pe = served.patch.describe(body.pe, length)
         expression = export(served.patch.confirmed(body.pe, length), source, target, length)
     except NotExpressible as error:

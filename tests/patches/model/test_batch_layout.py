@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch.nn.functional import pad
 
 from patches import encode, patched
+from patches.model import seams
 from tests.field.configurations import tiny_model as field_model
 from tests.models import tiny_model, tiny_tokens
 from tests.patches.forward import left_padded, logits_of, relative, slot_of
@@ -137,6 +140,49 @@ def test_texts_that_a_model_mixes_are_refused(family: str) -> None:
         for _ in range(2):
             with pytest.raises(ValueError, match="layers of this model mix the texts of a row; give each text a row"):
                 model(tokens, position_ids=torch.arange(12)[None] % 6)
+
+
+@torch.no_grad()
+def test_a_measurement_that_fails_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = field_model("lfm2")
+    tokens, positions = torch.arange(1, 13)[None], torch.arange(12)[None] % 6
+    measure, failures = seams.keeps_texts_apart, [torch.OutOfMemoryError("none left")]
+
+    def failing(*args: Any) -> bool:
+        if failures:
+            raise failures.pop()
+        return measure(*args)
+
+    monkeypatch.setattr(seams, "keeps_texts_apart", failing)
+    with patched(model):
+        with pytest.raises(torch.OutOfMemoryError):
+            model(tokens, position_ids=positions)
+        with pytest.raises(ValueError, match="layers of this model mix the texts of a row"):
+            model(tokens, position_ids=positions)
+
+
+@torch.no_grad()
+def test_no_forward_of_another_thread_passes_during_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = field_model("lfm2")
+    tokens, positions = torch.arange(1, 13)[None], torch.arange(12)[None] % 6
+    measure = seams.keeps_texts_apart
+
+    def slow(*args: Any) -> bool:
+        time.sleep(0.05)
+        return measure(*args)
+
+    def asked(_: int) -> str:
+        with torch.no_grad():
+            try:
+                model(tokens, position_ids=positions)
+            except ValueError as error:
+                return str(error)
+        return "answered"
+
+    monkeypatch.setattr(seams, "keeps_texts_apart", slow)
+    with patched(model), ThreadPoolExecutor(4) as threads:
+        answers = set(threads.map(asked, range(4)))
+    assert answers == {"position_ids: layers of this model mix the texts of a row; give each text a row"}
 
 
 # Batches that are refused

@@ -49,6 +49,17 @@ def test_the_echo_of_an_answer_is_exported_as_the_encoding_itself(client: httpx.
     assert client.post("/export", json=body | {"pe": first["pe"]}).json() == first
 
 
+def test_the_echo_of_a_generation_needs_no_length(client: httpx.Client) -> None:
+    """It has the layers of the model, which are compared before it is exported."""
+    echo = client.post("/generate", json={"prompt": "A", "max_new_tokens": 2, "pe": YARN}).json()["results"][0]["pe"]
+    assert echo["layers"]
+    body = {"target": "vllm"}
+    found = client.post("/export", json=body | {"pe": echo}).json()
+    assert found["config"] == client.post("/export", json=body | {"pe": YARN}).json()["config"]
+    wrong = echo | {"frequency_hash": "000000000000"}
+    assert refused(client, pe=wrong, target="vllm")["param"].startswith("pe")
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_checkpoints_own_encoding_needs_no_option(client: httpx.Client, target: str) -> None:
     answer = client.post("/export", json={"pe": "default", "target": target}).json()
@@ -65,6 +76,9 @@ def test_bad_input_is_refused_with_the_field_and_what_it_takes(client: httpx.Cli
     error = refused(client, pe="self_extend:4", target="vllm", length=256)
     assert (error["code"], error["param"], error["closest"]) == ("not_expressible", "pe", "yarn:4")
     assert "vllm 0.33.0 cannot express" in error["message"]
+    error = refused(client, pe="none", target="vllm", length=1 << 20)  # no factor reaches so far
+    assert (error["code"], error["param"]) == ("not_expressible", "pe")
+    assert "pydantic" not in error["message"]
     error = refused(client, pe=YARN, target="vlm")
     assert error["param"] == "target"
     assert "vllm" in error["message"]

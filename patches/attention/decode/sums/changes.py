@@ -17,7 +17,7 @@ from patches.attention.decode.reading import ORDINARY, Reading
 from patches.attention.decode.sums.columns import Member, first_rows
 from patches.attention.decode.sums.rings import Ring
 from patches.attention.decode.tables import Table
-from patches.encoding.rotary import turn_
+from patches.encoding.rotary import turn_into
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Changes:
         if len(self.new):
             torch.index_select(cached, 0, self.written[self.step], out=self.new)
         if self.rotations is not None:
-            turn_(self.turning, *self.rotations.table, interleaved=interleaved, offset=offset)
+            turn_into(self.turning, self.turning, *self.rotations.table, interleaved=interleaved, offset=offset)
         if len(self.new):
             cached.index_copy_(0, self.kept[self.step], self.new)
         return self.queries

@@ -112,7 +112,7 @@ class Plan:
         """Buffers for values, largest scores and sums of ``singles``, by key head and by head that shares it."""
         shape = len(self.singles), self.kv_heads, self.heads // self.kv_heads
         sizes = (*shape, value_dim), shape, shape
-        return tuple(torch.empty(size, device=self.factor.device) for size in sizes)
+        return tuple(torch.empty(size, dtype=torch.float32, device=self.factor.device) for size in sizes)
 
     @property
     def group_width(self) -> int:
@@ -161,12 +161,13 @@ def attend(
         factor = factor * layer.temperature(plan.positions)
     own = mask_row(layer.mask)
     sinks = factor if layer.sinks is None else layer.sinks.contiguous()
-    value_dim = value_pages.shape[-1]
+    value_dim, tables = value_pages.shape[-1], plan.tables
     for items, rows, parts, split in _launches(plan, value_dim):
         given = (
             *(query, key_pages, value_pages, out, *parts, factor, sinks),
             *(items, plan.codes(split=split), plan.sequences, plan.block_table),
-            *_tensors(plan.tables),
+            *(tables.slots, tables.bands, tables.maps, tables.pairs),
+            *(tables.frequencies, tables.biases, tables.distances),
             *(own.chunk, own.high, layer.softcap or 1.0, plan.block_table.shape[1]),
             *(*query.stride()[:2], *key_pages.stride()[:3], *value_pages.stride()[:3], *out.stride()[:2]),
         )
@@ -238,18 +239,6 @@ def variant_constants(blocks: Blocks, launch: Launch, value_dim: int, *, split: 
         "maxnreg": blocks.registers(launch, value_dim) if split else None,
         "num_stages": 2,
     }
-
-
-def _tensors(tables: RowTables) -> tuple[torch.Tensor, ...]:
-    return (
-        tables.slots,
-        tables.bands,
-        tables.maps,
-        tables.pairs,
-        tables.frequencies,
-        tables.biases,
-        tables.distances,
-    )
 
 
 def _constants(plan: Plan, layer: Layer, query: torch.Tensor, value_pages: torch.Tensor) -> dict[str, object]:

@@ -110,7 +110,7 @@ def test_bands_of_few_keys_share_a_call(fields: Fields) -> None:
 def test_most_keys_are_read_as_they_were_written(fields: Fields, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turning every cached key at every step would cost as much as attention."""
     turned = []
-    for name in ("turn", "turn_"):
+    for name in ("turn", "turn_into"):
         turn = getattr(single_query, name)
         monkeypatch.setattr(single_query, name, partial(_noted, turn, turned))
     query, key = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 300, 16)

@@ -160,7 +160,7 @@ class PagedBatch:
                 target[step.places(index, past.to(device))] = each[past].to(device)
         for index, target in enumerate(pages):
             new = [states[index][s.q_start :] for s, states in zip(sequences, self.cached, strict=True)]
-            step.write(torch.cat(new).to(device), target)
+            target.index_put_(step.new_places, torch.cat(new).to(device))
         return torch.cat(self.queries).to(device), pages[0], pages[1], step
 
 

@@ -8,9 +8,10 @@ import torch
 
 from patches.attention.layer import Layer
 from patches.attention.paged.compilation import mask_row
-from patches.attention.paged.rows import UNBOUNDED, BiasKind
+from patches.attention.paged.rows import BiasKind
 from patches.attention.paged.tables import MOST_BANDS, RowTables
 from patches.attention.paged.triton.launch import Plan
+from patches.encoding.positions import UNBOUNDED
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Largest score [n, heads], sum of weights [n, heads] and weighted values [n, heads, dim] of n items."""

@@ -84,7 +84,7 @@ def test_one_step_serves_batches_of_other_lengths_slots_and_pages(layer: str, mo
         states = [torch.randn(decode.size[0], 2, 16) for _ in range(2)]
         written = [pages.clone() for pages in (key_pages, value_pages)]
         for state, pages in zip(states, written, strict=True):
-            table.write(state, pages)
+            pages.index_put_(table.new_places, state)
         for row, sequence in enumerate(sequences):
             at = sequence.pages[sequence.q_start // 8 - sequence.evicted_pages], sequence.q_start % 8
             assert torch.equal(written[0][at], states[0][row])

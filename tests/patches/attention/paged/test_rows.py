@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from patches import METHODS, ResolvedRecipe, RopeGeometry, effective_distance, parse, resolve
 from patches.attention.paged.compilation import DoesNotFit, compiled, mask_row
-from patches.attention.paged.rows import Row
+from patches.attention.paged.rows import Row, Variant
 from patches.encoding.masks import And, ChunkRange, DistanceRange
 from patches.encoding.recipe import Band, Recipe
 from patches.encoding.rotary import per_pair
@@ -124,9 +124,8 @@ def test_every_method_has_a_row_or_reads_weights_of_layers() -> None:
 
 
 def test_only_bands_with_another_key_map_turn_keys() -> None:
-    turning = {
-        request["method"] for request in TABLE if compiled(resolve(parse(request), GEOMETRY, LENGTH), LENGTH).turns_keys
-    }
+    rows = {request["method"]: compiled(resolve(parse(request), GEOMETRY, LENGTH), LENGTH) for request in TABLE}
+    turning = {name for name, row in rows.items() if Variant.KEYS in row.variant}
     assert turning == {"self_extend", "rerope", "leaky_rerope", "dpe", "lm_infinite"}
 
 
