@@ -117,10 +117,6 @@ class Admission:
     def waiting(self) -> int:
         return len(self._queue)
 
-    @property
-    def waiting_tokens(self) -> int:
-        return sum(ticket.needed for ticket in self._queue)
-
     def rounded(self, tokens: int) -> int:
         return -(-tokens // self.unit) * self.unit
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from service.api.anthropic.answers import AnswerBlock, Text, Thought, ToolUse
+from service.api.openai.responses.output import Send
 from service.api.openai.tools.reading import Call, Said
 
 DEEPEST = 100
 """Levels of a call's input. Pydantic writes some 250."""
 
 Growing = TypeVar("Growing", Text, Thought)
-
-
-class Send(Protocol):
-    """Takes an event: its kind, and its fields."""
-
-    def __call__(self, kind: str, **fields: Any) -> None: ...
 
 
 class Blocks:

@@ -11,11 +11,12 @@ from fastapi.responses import Response
 
 from service.anthropic_failures import event_of
 from service.api.anthropic.answers import AnswerBlock, MessageObject, MessagesUsage, StopReason, stop_reason_of
-from service.api.anthropic.output import Blocks, Send
+from service.api.anthropic.output import Blocks
 from service.api.anthropic.schemas import MessagesRequest
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.openai.conversation import Conversation, prepared_conversation
+from service.api.openai.responses.output import Send
 from service.api.openai.usage import TokensUsed
 
 router = APIRouter(tags=["anthropic"], route_class=Route)

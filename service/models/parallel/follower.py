@@ -6,28 +6,16 @@ import os
 import pickle
 import signal
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from patches import AttentionMass
-from service.models.parallel.messages import Apply, Collect, Forward, Message, Names, Observe, unpacked
+from service.models.parallel.messages import Apply, Collect, Forward, Message, Names, unpacked
 
 if TYPE_CHECKING:
     from service.settings import Settings
-
-
-@dataclass(frozen=True)
-class Failed:
-    """This rank could not do what the leader sent."""
-
-    error: str
-
-    def __str__(self) -> str:
-        return self.error
 
 
 def follow(settings: Settings, rank: int, store: Path, pipe: Connection) -> None:
@@ -65,7 +53,7 @@ def _repeat(pipe: Connection, names: Names) -> None:
             message = unpacked(data, names)
             value = _done(message)
         except Exception as error:  # the leader decides: it has failed at the same, or the group is lost
-            pipe.send_bytes(pickle.dumps(Failed(repr(error))))
+            pipe.send_bytes(pickle.dumps(RuntimeError(repr(error))))
             continue
         if isinstance(message, Collect):
             pipe.send_bytes(pickle.dumps(value))
@@ -85,8 +73,6 @@ def _done(message: Message) -> Any:
             return None if cache is kwargs.get("past_key_values") else cache
         case Apply(function, args):
             return function(*args)
-        case Observe(first, stop):
-            return AttentionMass(first, stop)
         case Collect(mass):
             return mass
 

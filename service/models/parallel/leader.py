@@ -22,9 +22,9 @@ from typing_extensions import override
 
 from patches import AttentionMass, Patched, Ranks
 from service.models.parallel import LOST, RankLost
-from service.models.parallel.follower import Failed, follow
+from service.models.parallel.follower import follow
 from service.models.parallel.group import joined
-from service.models.parallel.messages import Apply, Collect, Forward, Message, Names, Observe, packed
+from service.models.parallel.messages import Apply, Collect, Forward, Message, Names, packed
 from service.settings import Settings
 
 log = structlog.get_logger()
@@ -108,7 +108,7 @@ class Leader(Ranks):
         mass = getattr(patch.carried.get("observer"), "__self__", None)
         if isinstance(mass, AttentionMass) and not self._names.has(mass):
             number = self._names.next()
-            self._send(Observe(mass.first, mass.stop, number))
+            self._send(Apply(AttentionMass, (mass.first, mass.stop), number))
             self._names.give(number, mass)
 
     def _changed_slots(self, patch: Patched) -> dict[int, Any]:
@@ -184,7 +184,7 @@ class Leader(Ranks):
             answer = _received(pipe)
         except (OSError, EOFError) as error:
             raise self._lost("a rank has ended") from error
-        if isinstance(answer, Failed):
+        if isinstance(answer, Exception):
             raise self._lost(f"a rank failed alone: {answer}")
         mass: AttentionMass = answer
         return mass

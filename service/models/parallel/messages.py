@@ -48,22 +48,13 @@ class Apply:
 
 
 @dataclass(frozen=True)
-class Observe:
-    """A new observer of the queries ``first`` to ``stop``."""
-
-    first: int
-    stop: int
-    returns: int
-
-
-@dataclass(frozen=True)
 class Collect:
     """Answer with the observer ``mass``."""
 
     mass: AttentionMass
 
 
-Message = Forward | Apply | Observe | Collect
+Message = Forward | Apply | Collect
 
 
 @dataclass

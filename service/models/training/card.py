@@ -10,9 +10,9 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter
 
 from service.models.training.corpus import DocumentRecord
-from service.models.training.curriculum import Stage
 from service.models.training.shape import KINDS, PRESETS, SHIPPED, Preset, encoding_of, served_name
 from service.models.training.train import LogEntry
 from service.sharing.cpus import processor
@@ -71,12 +71,8 @@ class Facts:
 
     @classmethod
     def load(cls, path: Path) -> Facts:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        stages = tuple(Stage(**stage) for stage in stored["preset"].pop("stages"))
-        stored["preset"] = Preset(**stored["preset"], stages=stages)
-        stored["documents"] = [DocumentRecord(**record) for record in stored["documents"]]
-        stored["log"] = [LogEntry(**entry) for entry in stored["log"]]
-        return cls(**stored)
+        found: Facts = TypeAdapter(cls).validate_json(path.read_bytes())
+        return found
 
 
 def hardware(device: torch.device) -> str:

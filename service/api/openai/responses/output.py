@@ -19,7 +19,7 @@ from service.api.openai.tools.reading import Call, Said
 
 
 class Send(Protocol):
-    """Takes an event: its kind without ``response.``, and its fields."""
+    """Takes an event: its kind, and its fields."""
 
     def __call__(self, kind: str, **fields: Any) -> None: ...
 

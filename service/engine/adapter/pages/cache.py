@@ -15,7 +15,7 @@ from patches import LayersInPlace
 from service.engine.adapter.pages.local import LocalAllocator
 from service.engine.adapter.pages.runs import forget
 from service.engine.adapter.pages.salted import Salted, TokensOf
-from service.engine.adapter.pages.sectors import SectorAllocator, chained
+from service.engine.adapter.pages.sectors import chained
 from service.engine.adapter.pages.windowed import WindowedAllocator, whole_of
 from service.engine.request import EngineRequest
 from service.engine.window import SinkWindow
@@ -185,7 +185,7 @@ class EncodingCache(PagedAttentionCache):
             kwargs["group"] = self.layer_to_allocator[layer_idx].index
             return super().update(key_states, value_states, layer_idx, kwargs)  # type: ignore[no-any-return]
         allocator = self.layer_to_allocator[layer_idx]
-        if isinstance(allocator, WindowedAllocator) and allocator.by_head:
+        if allocator.by_head:  # type: ignore[attr-defined]
             pages, read = self.write(key_states, value_states, layer_idx, kwargs), kwargs["read_index"][allocator.index]
             kwargs["cu_seq_lens_k"] = self.key_edges(kwargs)
             if not len(read):
@@ -228,10 +228,10 @@ class EncodingCache(PagedAttentionCache):
 
     def _matched(self, request_id: str, tokens: list[int]) -> int:
         """``search_prefix_match`` of the base class, also for layers that keep the last pages of a prefix only."""
-        sectors = [each for each in self.allocators if isinstance(each, SectorAllocator)]
+        sectors: list[Any] = self.allocators if self.has_sectors else []
         if not (sectors and self.use_prefix_sharing):
             return super().search_prefix_match(request_id, tokens)
-        sectors.sort(key=lambda each: isinstance(each, LocalAllocator))  # those with every key know most
+        sectors = sorted(sectors, key=lambda each: isinstance(each, LocalAllocator))  # those with every key know most
         first, unit = sectors[0], max(each.blocks_per_sector for each in sectors)
         request, hashes = self.requests.get(request_id), list[int]()
         has_gap = request is not None and request.sink_window is not None
