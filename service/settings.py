@@ -176,7 +176,8 @@ class Settings(BaseSettings):
         None,
         ge=64,
         description="Tokens the paged cache holds. When unset: as many as fit into 70 % of an accelerator's free "
-        "memory. On a CPU: 32 times the trained length, at most 32768 and a quarter of the free memory.",
+        "memory. A model of the padded engine has half of that. On a CPU: 32 times the trained length, at most 32768 "
+        "and a quarter of the free memory.",
     )
     score_tokens: Count | None = Field(
         None,

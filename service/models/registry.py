@@ -145,7 +145,7 @@ class ModelRegistry:
     def _add(self, ready: Started, settings: Settings, *, among: int) -> None:
         """Serve one of ``among`` models whose caches divide the free memory."""
         checkpoint, patch, choice = ready.checkpoint, ready.patch, ready.choice
-        tokens = cache_tokens(patch, settings, among)
+        tokens = cache_tokens(patch, settings, among, padded=choice.kind == "padded")
         limits = EngineLimits(
             cache_tokens=tokens,
             max_length=settings.max_length or max(tokens, CPU_REACH * patch.geometry.original_max_position_embeddings),

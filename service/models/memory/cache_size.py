@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from patches import Patched
 from service.engine.limits import spare_places
 from service.models.checkpoint.loading import ModelLoadError
-from service.models.memory.available_memory import available_bytes
+from service.models.memory.available_memory import free_bytes
 from service.settings import Settings
 
 CPU_REACH = 32
@@ -34,21 +32,20 @@ def kept_bytes(patch: Patched, tokens: int) -> int:
     return kept * cache_bytes_per_token(patch) // len(windows)
 
 
-def cache_tokens(patch: Patched, settings: Settings, among: int = 1) -> int:
-    """Tokens of paged cache: as configured; else what fits into 70 % of an accelerator's free memory, divided ``among``
-    so many models. On a CPU 32 times the trained length, at most 32768, or ``max_length`` where that is more. There
-    it takes at most a quarter of the free memory.
+def cache_tokens(patch: Patched, settings: Settings, among: int = 1, *, padded: bool = False) -> int:
+    """Tokens of cached keys and values, as configured; else as fit into memory beside those of ``among`` models.
+
+    On an accelerator they take 70 % of the free memory. ``padded`` rows have half of that, for states of recurrent
+    layers may take as much. On a CPU they are 32 times the trained length, at most 32768, or ``max_length`` where
+    that is more. There they take at most a quarter of the free memory.
 
     Raises:
         ModelLoadError: when what is configured exceeds free memory.
     """
     model, per_token = patch.model, cache_bytes_per_token(patch)
-    if model.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(model.device)
-    else:
-        free = available_bytes()
+    free = free_bytes(model.device)
     if settings.cache_tokens is not None:
-        most = _fitting(free // per_token, patch)
+        most = free // per_token - _spare(free // per_token, patch)
         if settings.cache_tokens > most:
             needed = cache_bytes(settings.cache_tokens, patch) >> 20
             raise ModelLoadError(
@@ -57,22 +54,18 @@ def cache_tokens(patch: Patched, settings: Settings, among: int = 1) -> int:
             )
         return settings.cache_tokens
     if model.device.type == "cuda":
-        wanted = int(free * 0.7 / among) // per_token
+        wanted = int(free * (0.35 if padded else 0.7) / among) // per_token
     else:
         reach = min(CPU_REACH * patch.geometry.original_max_position_embeddings, CPU_CACHE_TOKENS)
         longest = -(-(settings.max_length or 0) // settings.page_size) * settings.page_size  # in whole pages
-        wanted = min(max(reach, longest), _fitting(int(free * 0.25) // per_token, patch))
+        most = int(free * 0.25) // per_token
+        wanted = min(max(reach, longest), most - _spare(most, patch))
     return max(settings.page_size * 4, wanted // settings.page_size * settings.page_size)
 
 
 def cache_bytes(tokens: int, patch: Patched) -> int:
     """Bytes of a cache of ``tokens``, with those of its spare places."""
     return (tokens + _spare(tokens, patch)) * cache_bytes_per_token(patch)
-
-
-def _fitting(tokens: int, patch: Patched) -> int:
-    """Tokens of a cache that takes no more than ``tokens`` without spare places."""
-    return tokens - _spare(tokens, patch)
 
 
 def _spare(tokens: int, patch: Patched) -> int:

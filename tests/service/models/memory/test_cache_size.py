@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -15,6 +17,7 @@ from patches import Patched, patched
 from service.engine.padded.caches import sizes
 from service.models import registry
 from service.models.checkpoint.loading import ModelLoadError
+from service.models.memory import cache_size
 from service.models.memory.cache_size import cache_bytes, cache_bytes_per_token, cache_tokens, kept_bytes
 from service.models.memory.score_size import MOST_TOKENS, SHARE, score_bytes, score_bytes_per_token, score_tokens
 from service.models.registry import ModelRegistry
@@ -66,6 +69,15 @@ def test_it_takes_a_quarter_of_the_free_memory_at_most(patch: Patched, monkeypat
     needed = (5000 + 625 // 2 + 1) * per_token >> 20
     with pytest.raises(ModelLoadError, match=rf"CACHE_TOKENS: 5000 needs {needed} MiB .* at most 3840 tokens fit"):
         cache_tokens(patch, asked(cache_tokens=5000))
+
+
+def test_states_of_padded_rows_have_half_of_a_card(patch: Patched, monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = SimpleNamespace(device=torch.device("cuda"), dtype=patch.model.dtype)
+    card: Any = SimpleNamespace(model=model, cached=patch.cached, caching_layers=patch.caching_layers)
+    free = 32_000 * cache_bytes_per_token(patch)
+    monkeypatch.setattr(cache_size, "free_bytes", lambda device: free)
+    assert cache_tokens(card, asked()) == 22_400
+    assert cache_tokens(card, asked(), padded=True) == 11_200
 
 
 @pytest.mark.parametrize(
