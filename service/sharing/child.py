@@ -66,7 +66,7 @@ class Child:
                 self._process = _started(context, theirs, *self._call)
             try:
                 kind, value = pickle.loads(mine.recv_bytes())
-            except EOFError:
+            except (EOFError, OSError):  # before its answer, or in the middle of it
                 kind, value = "died", "its process was killed, or ran out of memory"
             self._process.join()
             self._process.close()
@@ -103,12 +103,17 @@ def _started(context: Any, *args: Any) -> Any:
 def _no_main_module() -> Iterator[None]:
     """multiprocessing imports the main module in every child, to find functions there. Ours are elsewhere, and a
     script without a guard would run again."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    with _main_module:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+
+
+_main_module = threading.Lock()
+"""Held while another one is in its place: several threads start children."""
 
 
 def _context() -> Any:

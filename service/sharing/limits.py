@@ -35,7 +35,7 @@ local now = time[1] + time[2] / 1000000
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
 redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
-redis.call('PEXPIRE', KEYS[1], ARGV[3] * 1000)
+redis.call('PEXPIRE', KEYS[1], math.ceil(ARGV[3] * 1000))
 return 1
 """
 """Add the request ARGV[1] to the running ones at KEYS[1], unless these are ARGV[2]; it expires in ARGV[3] seconds."""
@@ -43,7 +43,7 @@ return 1
 RENEW = """
 local time = redis.call('TIME')
 redis.call('ZADD', KEYS[1], time[1] + time[2] / 1000000 + ARGV[2], ARGV[1])
-redis.call('PEXPIRE', KEYS[1], ARGV[2] * 1000)
+redis.call('PEXPIRE', KEYS[1], math.ceil(ARGV[2] * 1000))
 """
 """Let the running request ARGV[1] at KEYS[1] expire in ARGV[2] seconds. A store that was emptied gets it back."""
 

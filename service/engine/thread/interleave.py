@@ -80,8 +80,8 @@ class Interleaved:
             work.close()
             return
         out_of_memory = False
-        self._before_step()
         try:
+            self._before_step()
             on_progress(next(work))
         except StopIteration as stop:
             self._settle(future, stop.value)

@@ -214,6 +214,21 @@ def test_interleaved_work_takes_turns_and_fails_when_closed() -> None:
     assert isinstance(work.submit(count("d"), seen.append).exception(), RuntimeError)
 
 
+def test_work_fails_with_what_comes_before_its_step() -> None:
+    def fails() -> None:
+        raise RuntimeError("the device is lost")
+
+    def one() -> Generator[str, None, None]:
+        yield "a"
+
+    work = Interleaved(before_step=fails)
+    future = work.submit(one(), lambda _: None)
+    assert work.advance()
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        future.result(timeout=0)
+    assert not len(work)
+
+
 def test_work_counts_while_it_is_in_a_step() -> None:
     counts: list[int] = []
 

@@ -94,7 +94,7 @@ def test_four_processes_grant_exactly_one_rate(shared_url: str) -> None:
 
 async def test_all_replicas_count_running_requests(shared_url: str) -> None:
     shared = SharedLimits(shared_url)
-    replicas = [SharedConcurrency(3, shared, lease_s=30) for _ in range(4)]
+    replicas = [SharedConcurrency(3, shared, lease_s=16.1) for _ in range(4)]
     places = await asyncio.gather(*(replica.enter("ann") for replica in replicas))
     assert len([place for place in places if place]) == 3
     assert await replicas[0].enter("bob")

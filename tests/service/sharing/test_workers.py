@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +191,23 @@ def test_a_child_outlives_the_death_of_the_fork_server() -> None:
     threading.Timer(0.5, os.kill, (server, signal.SIGKILL)).start()
     pid, _ = Child(_pid_and_niceness).run()
     assert pid not in (os.getpid(), server)
+
+
+def test_children_of_several_threads_leave_the_main_module() -> None:
+    main = sys.modules["__main__"]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: Child(_pid_and_niceness).run(), range(24)))
+    assert sys.modules["__main__"] is main
+
+
+def test_a_child_that_dies_in_the_middle_of_its_answer_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(connection: Connection) -> bytes:
+        raise OSError("got end of file during message")
+
+    monkeypatch.setattr(Connection, "recv_bytes", cut)
+    child = Child(_pid_and_niceness)
+    with pytest.raises(ChildFailed, match="was killed"):
+        child.run()
 
 
 async def test_what_a_child_raises_is_told(pool: Workers) -> None:
