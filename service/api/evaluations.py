@@ -16,8 +16,8 @@ from service.api.files import Standalone, result_file, unpacked_response
 from service.api.http.routing import DocumentsRoute
 from service.api.http.streaming import Emit, event_stream
 from service.api.jobs.submission import IdempotencyKey, submit
-from service.api.quotas import admit, charge, log_prompts, set_deadline, upper_bound
-from service.api.store import STORE_S
+from service.api.quotas import admit, log_prompts, set_deadline, upper_bound
+from service.api.store import store_of, stored
 from service.errors import ApiError, bad_request
 from service.evaluation.catalogue import EVALUATIONS, Evaluation, plan_of
 from service.evaluation.documents import BUILT_IN
@@ -25,7 +25,7 @@ from service.evaluation.request import EvaluationRequest
 from service.evaluation.results import EvaluationResult, Progress
 from service.evaluation.scoring.pass_memory import held_tokens
 from service.evaluation.setup import setup_of
-from service.evaluation.unit import Measured, Outcome, Plan, run_units
+from service.evaluation.unit import Outcome, Plan, run_units
 from service.jobs.database.opening import StoreOutOfReach
 from service.jobs.records import JobInfo
 from service.jobs.storage.results import Packed, written_and_packed
@@ -58,7 +58,7 @@ async def answer(body: EvaluationRequest, request: Request, key: str | None) -> 
     body = await with_methods(body, request)
     tickets = await _admit(body, models, request)
     plan = await state.workers.run(plan_of, body, models, state.settings.at_once())
-    await charge(request, plan.tokens)
+    await state.token_rate.charge(plan.tokens)
 
     if body.stream:
 
@@ -121,7 +121,7 @@ async def _kept(result: EvaluationResult, request: Request) -> tuple[str, Packed
     limits = {"most": settings.recent_results, "most_bytes": settings.recent_results_bytes}
     tenant = context.current().tenant
     try:
-        await state.store_calls.within(STORE_S, state.jobs.put_result, tenant, result.id, packed, **limits)
+        await stored(request, store_of(request).put_result, tenant, result.id, packed, **limits)
     except StoreOutOfReach as error:
         log.warning("result_not_kept", error=str(error))
         result.links = {}
@@ -194,7 +194,7 @@ async def _run_stage(
     for index, unit in enumerate(plan.units[first:], first):
         parts.setdefault(unit.subject.model, []).append(index)
     done = sum(unit.tokens for unit in plan.units[:first])
-    measured: dict[int, Measured] = {}
+    measured: dict[int, Outcome] = {}
     for name, indices in parts.items():
 
         def report(progress: Progress, done: int = done) -> None:
@@ -212,12 +212,12 @@ async def _run_stage(
         held, scored = max(held_tokens(unit, served.score_chunk) for unit in units), Counter[str]()
         for unit in units:
             scored[unit.method.method] += unit.tokens
-        part: list[Measured] = await served.engine.score(
+        part: list[Outcome] = await served.engine.score(
             run_units(units), held, report, scored=scored, ticket=alone(tickets, name)
         )
         done += sum(unit.tokens for unit in units)
         measured.update(zip(indices, part, strict=True))
-    return [measured[index].outcome for index in range(first, len(plan.units))]
+    return [measured[index] for index in range(first, len(plan.units))]
 
 
 def _routes_of(evaluation: Evaluation) -> APIRouter:
@@ -230,11 +230,10 @@ def _routes_of(evaluation: Evaluation) -> APIRouter:
     }
 
     async def recent(request: Request, result_id: str) -> Packed:
-        state = request.app.state
-        found = await state.store_calls.within(STORE_S, state.jobs.find_result, context.current().tenant, result_id)
+        found = await stored(request, store_of(request).find_result, context.current().tenant, result_id)
         if found is None or found.evaluation != evaluation.name:
             raise ApiError(404, "no such result: the server keeps the most recent ones only", code="not_found")
-        return Packed(*found)
+        return found
 
     async def file(form: str, request: Request, result_id: str, options: PageOptions = PAGE) -> Response:
         return await result_file(form, result_id, await recent(request, result_id), request, options=options)

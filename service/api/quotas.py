@@ -165,16 +165,6 @@ async def admit(request: Request, wanted: Sequence[tuple[Admission, int]], least
     return entered
 
 
-async def charge(request: Request, tokens: int, param: str | None = None) -> None:
-    """Count ``tokens`` against the token rate of the request's API key.
-
-    Raises:
-        ApiError: 429 or 400, from ``TokenRate.charge``.
-    """
-    rate: TokenRate = request.app.state.token_rate
-    await rate.charge(tokens, param)
-
-
 class Reserved:
     """New ``tokens`` that a request is charged for and has not drawn so far. The key gets back those that are left at
     the end of the request."""
@@ -209,18 +199,6 @@ class Reserved:
 
 _giving = set[asyncio.Task[None]]()
 """Tasks at work. The event loop keeps no task alive."""
-
-
-def most_to_answer(request: Request, prompt_tokens: int) -> int:
-    """Most new tokens that the API key may ask for in a minute beside ``prompt_tokens``."""
-    rate: TokenRate = request.app.state.token_rate
-    return rate.most - prompt_tokens
-
-
-async def left_to_answer(request: Request, prompt_tokens: int) -> int:
-    """Those that it may ask for now, as ``TokenRate.left``."""
-    rate: TokenRate = request.app.state.token_rate
-    return await rate.left(prompt_tokens)
 
 
 def set_deadline(timeout_s: float | None, settings: Settings) -> None:

@@ -26,15 +26,8 @@ def validation_error(problems: Sequence[Problem]) -> ApiError:
 
 def problems_in(errors: Iterable[Any]) -> list[Problem]:
     """pydantic's errors about a request; errors of the whole body get the field ``body``."""
-    found = problems_of(map(_of_a_field, map(_in_the_body, errors)), NO_FIELDS)
+    found = problems_of(map(_of_a_field, errors), NO_FIELDS)
     return [problem if problem.field else Problem("body", problem.message) for problem in found]
-
-
-def _in_the_body(error: Any) -> Any:
-    """FastAPI gives broken JSON the offset for a field."""
-    if error["type"] != "json_invalid":
-        return error
-    return {**error, "loc": (), "ctx": {"error": f"{error['ctx']['error']} at character {error['loc'][-1] + 1}"}}
 
 
 def _of_a_field(error: Any) -> Any:

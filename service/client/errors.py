@@ -78,6 +78,15 @@ def translated(server: httpx.URL | str) -> Iterator[None]:
         raise RopewayError(message, code=code, transient=isinstance(error, SENT_AGAIN)) from error
 
 
+@contextmanager
+def translated_body() -> Iterator[None]:
+    """Turns exceptions about a body that JSON cannot have, such as NaN, into ``RopewayError``."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise RopewayError(f"the request is no JSON: {error}", code="invalid_request") from error
+
+
 def _error(fields: dict[str, Any], **given: Any) -> RopewayError:
     return RopewayError(str(fields["message"]), code=fields.get("code"), param=fields.get("param"), **given)
 

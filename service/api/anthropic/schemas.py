@@ -57,7 +57,9 @@ class Tool(Body):
 
     @property
     def function(self) -> Function:
-        return Function(name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict)
+        return Function.model_construct(
+            name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
+        )
 
 
 class AnyToolChoice(Body):

@@ -109,7 +109,7 @@ async def figures(body: FiguresRequest, request: Request) -> Response:
             resolved = target.patch.resolve(method, length)
         except ValueError as error:
             raise bad_request(f"pe.{index}: {error}", f"pe.{index}") from error
-        label = label_of(method)
+        label = label_of(target.patch.confirmed(method, length))
         drawn[label], models_of[label] = resolved, target
         about.append({"label": label, "model": target.name, "pe": pe})
     own = served.patch.resolve(parse({"method": "default"}), served.trained_length).inv_freq

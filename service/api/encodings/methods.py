@@ -174,6 +174,8 @@ def _resolved(
         ApiError: 404 for an unknown method, 400 for parameters that do not fit it or the model.
     """
     _check_known(name)
+    if "method" in given:
+        raise bad_request("method: the path names it; leave it out", "method")
     models: ModelRegistry = request.app.state.models
     served = models.get(model)
     length = length or served.trained_length

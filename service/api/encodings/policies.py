@@ -49,7 +49,7 @@ async def calibrate(body: PolicyRequest, request: Request) -> JSONResponse:
     return _shown(policy, request.app.state.models.get(policy.model))
 
 
-@router.get("/{model}", response_model=PolicyInfo)
+@router.get("/{model:path}", response_model=PolicyInfo)
 async def policy(model: str, request: Request) -> JSONResponse:
     """The policy of this API key for a model; 404 without one."""
     try:
@@ -62,7 +62,7 @@ async def policy(model: str, request: Request) -> JSONResponse:
     return _shown(found, served)
 
 
-@router.delete("/{model}", status_code=204)
+@router.delete("/{model:path}", status_code=204)
 async def forget(model: str, request: Request) -> None:
     """Remove the policy of this API key for a model: `auto` follows the operator's policy or the rule again."""
     served = request.app.state.models.get(model)

@@ -32,7 +32,7 @@ from service.api.generation.room import Room, longest
 from service.api.generation.structure import Structure
 from service.api.generation.text import TextStream
 from service.api.generation.wanted import Kept, Wanted
-from service.api.quotas import Reserved, admit, left_to_answer, log_prompts, most_to_answer, upper_bound
+from service.api.quotas import Reserved, TokenRate, admit, log_prompts, upper_bound
 from service.api.responses import AutoChoice
 from service.engine.generation import Generation
 from service.engine.request import Grammar, SamplingParams, TokenLogprobs
@@ -174,10 +174,11 @@ async def prepare(
         prompts = [kept(prompt, wanted.keeps, room, served.tokenizer) for prompt in prompts]
     read = sum(len(prompts[index].token_ids) for index, _ in pairs)
     answers = len(pairs) * wanted.answers
-    of_minute = left = most_to_answer(request, read)
+    rate: TokenRate = request.app.state.token_rate
+    of_minute = left = rate.most - read
     if wanted.max_tokens is None:
         most_new = min(most_new, of_minute // answers)
-        left = await left_to_answer(request, read)
+        left = await rate.left(read)
     forms = {model.name: await _tried(request, model, wanted.structure) for model, *_ in targets}
     prepared, reserved = list[PreparedPrompt](), Reserved(request)
     for (index, (model, method, pe_param)), own_tickets in zip(pairs, tickets, strict=True):

@@ -70,7 +70,11 @@ def _as_object(value: Any) -> Any:
 
 
 def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
-    if len(json.dumps(schema)) > MOST:
+    try:
+        size = len(json.dumps(schema))
+    except RecursionError as error:
+        raise problem("nested", "is nested too deeply") from error
+    if size > MOST:
         raise problem("too_large", f"may have at most {MOST} characters of JSON")
     return schema
 

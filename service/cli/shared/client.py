@@ -41,12 +41,10 @@ def connected(
                 stack.callback(interrupts.be_quiet)  # while the server stops
             yield stack.enter_context(client_of(url, trust_env=server is not None))
     except (RopewayError, StartFailed) as error:
+        if isinstance(error.__cause__, UnicodeEncodeError):
+            # Python has lone surrogates for the bytes of an argument that is not UTF-8.
+            fail("an argument must be UTF-8 text, and is not: convert it, as with iconv")
         fail(str(error))
-    except UnicodeEncodeError as error:
-        if error.encoding != "utf-8":  # it was about the output
-            raise
-        # Python has lone surrogates for the bytes of an argument that is not UTF-8.
-        fail("an argument must be UTF-8 text, and is not: convert it, as with iconv")
 
 
 def client_of(url: str, *, trust_env: bool = False) -> Ropeway:

@@ -53,6 +53,10 @@ def _children(node: Node) -> Iterator[tuple[Place, Node]]:
             yield (key,), held
 
 
+MOST_DIGITS = 10
+"""Digits of an index into a list, in a JSON pointer: Python converts a few thousand at most."""
+
+
 def referred(schema: Node, node: Node) -> tuple[Place, Node] | None:
     """The place in ``schema`` that ``node`` refers to by a JSON pointer (RFC 6901) or ``$anchor``, and what it has
     there."""
@@ -64,7 +68,7 @@ def referred(schema: Node, node: Node) -> tuple[Place, Node] | None:
     place = [step.replace("~1", "/").replace("~0", "~") for step in unquote(reference[1:]).split("/")[1:]]
     found: Any = schema
     for step in place:
-        if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+        if isinstance(found, list) and step.isdecimal() and len(step) < MOST_DIGITS and int(step) < len(found):
             found = found[int(step)]
         else:
             found = found.get(step) if isinstance(found, dict) else None

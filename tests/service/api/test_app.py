@@ -138,6 +138,12 @@ def test_frequencies_before_and_after(client: httpx.Client) -> None:
     assert longrope["pairs"][0]["inv_freq_after"] == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("form", ["frequencies", "frequencies.png"])
+def test_the_method_of_frequencies_is_that_of_the_path(client: httpx.Client, form: str) -> None:
+    answer = client.get(f"/methods/yarn/{form}", params={"method": "linear", "factor": 4})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "method")
+
+
 def test_frequencies_as_a_picture(client: httpx.Client) -> None:
     drawn: dict[str, dict[str, Any]] = {
         "yarn": {"factor": 4},

@@ -345,3 +345,15 @@ def test_an_answer_that_is_no_stream() -> None:
     with fake(httpx.Response(200, json={})) as client, pytest.raises(RopewayError) as caught:
         list(client.stream("a"))
     assert caught.value.code == "invalid_answer"
+
+
+class TestBodies:
+    """Errors of a body that JSON cannot have are ``RopewayError`` too."""
+
+    @pytest.mark.parametrize(
+        ("prompt", "fields"), [("x", {"temperature": float("nan")}), ("x\ud800", {}), ({1, 2}, {})]
+    )
+    def test_no_json(self, prompt: Any, fields: dict[str, Any]) -> None:
+        with Ropeway("http://127.0.0.1:9") as client, pytest.raises(RopewayError, match="is no JSON") as raised:
+            client.generate(prompt, **fields)
+        assert raised.value.code == "invalid_request"

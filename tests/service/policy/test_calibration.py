@@ -92,3 +92,13 @@ def test_other_commands_save_no_policy(tmp_path: Path) -> None:
     assert (shown.exit_code, "no option --policy" in shown.output) == (2, True)
     assert "--policy" not in ropeway("sweep", "--help").stdout
     assert "--policy" in ropeway("recommend", "--help").stdout
+
+
+@pytest.mark.parametrize("name", ["Org%2FModel", "Org/Model"])
+def test_the_name_of_a_model_may_have_a_slash(server: tuple[str, FastAPI], name: str) -> None:
+    """As those of the hub have. This server has another model, and says so."""
+    for method in ("GET", "DELETE"):
+        answer = httpx.request(method, f"{server[0]}/policies/{name}", headers={"Authorization": "Bearer ann-key"})
+        assert answer.status_code == 404
+        assert "'Org/Model'" in answer.json()["error"]["message"]
+        assert "route" not in answer.json()["error"]["message"]

@@ -10,7 +10,7 @@ from llguidance import LLMatcher
 
 from service.models.text.closed_schemas import closed
 from service.models.text.grammar_text import ONE_LINE, of_schema, tried
-from service.models.text.json_schemas import ENFORCED_FORMATS
+from service.models.text.json_schemas import ENFORCED_FORMATS, referred
 from tests.grammars import follows
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -116,3 +116,10 @@ def test_one_line() -> None:
 def test_an_object_may_have_many_optional_keys() -> None:
     grammar = of_schema({"type": "object", "properties": {f"key_{n}": {} for n in range(490)}})
     assert follows(grammar, '{"key_3":1,"key_480":[2]}')
+
+
+@pytest.mark.parametrize("index", ["1" * 5000, "7"])
+def test_an_index_beyond_a_list_leads_nowhere(index: str) -> None:
+    """Python refuses to convert very long ones."""
+    assert referred({"anyOf": [{}]}, {"$ref": f"#/anyOf/{index}"}) is None
+    assert referred({"anyOf": [{"type": "null"}]}, {"$ref": "#/anyOf/0"}) == (("anyOf", "0"), {"type": "null"})

@@ -154,3 +154,18 @@ def test_an_answer_follows_a_schema(client: anthropic.Anthropic) -> None:
     (block,) = found.content
     assert block.type == "text"
     assert json.loads(block.text) == {"knot": "hitch"}
+
+
+@pytest.mark.parametrize("place", ["properties", "items"])
+def test_schemas_that_are_nested_too_deeply_are_refused(http: httpx.Client, place: str) -> None:
+    """Whatever the depth of the stack at which they are read."""
+    begin, end = ('{"properties":{"a":', "}}") if place == "properties" else ('{"items":', "}")
+    for depth in (*range(430, 510, 6), *range(930, 1000, 6)):
+        schema = begin * depth + "{}" + end * depth
+        body = (
+            '{"model": "tiny", "messages": [{"role": "user", "content": "a"}], "tools": [{"name": "f", "input_schema": '
+            + schema
+            + "}]}"
+        )
+        answer = http.post("/v1/messages/count_tokens", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code in (200, 400), (depth, answer.text)
