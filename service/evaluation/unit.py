@@ -168,29 +168,23 @@ def complete_lengths(units: Sequence[Unit], finished: Collection[int]) -> tuple[
     return (list(complete), sorted(shared)) if shared else ([], [])
 
 
-class Measured(NamedTuple):
-    """An outcome and the seconds that its unit took."""
-
-    outcome: Outcome
-    seconds: float
-
-
-def run_units(units: Sequence[Unit]) -> Generator[Progress, None, list[Measured]]:
+def run_units(units: Sequence[Unit]) -> Generator[Progress, None, list[Outcome]]:
     """Run ``units`` one after another; yields progress after every chunk of tokens."""
     began = time.perf_counter()
-    total, done, measured = sum(unit.tokens for unit in units), 0, []
+    total, done = sum(unit.tokens for unit in units), 0
+    outcomes: list[Outcome] = []
     for unit in units:
-        started, work = time.perf_counter(), unit.run()
+        work = unit.run()
         try:
             while True:
                 done += next(work)
                 seconds = time.perf_counter() - began
                 yield Progress(tokens_done=done, tokens_total=total, label=unit.subject.label, seconds=seconds)
         except StopIteration as stop:
-            measured.append(Measured(stop.value, time.perf_counter() - started))
+            outcomes.append(stop.value)
         finally:
             work.close()
-    return measured
+    return outcomes
 
 
 def evaluate(plan: Plan) -> Generator[Progress, None, EvaluationResult]:
@@ -199,7 +193,6 @@ def evaluate(plan: Plan) -> Generator[Progress, None, EvaluationResult]:
     extended: Plan | None = plan
     while extended is not None:
         plan = extended
-        measured = yield from run_units(plan.units[len(outcomes) :])
-        outcomes += [outcome for outcome, _ in measured]
+        outcomes += yield from run_units(plan.units[len(outcomes) :])
         extended = plan.extended(outcomes)
     return plan.result(outcomes)

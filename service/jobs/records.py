@@ -66,7 +66,7 @@ class JobInfo(BaseModel):
     seconds: float = 0.0
     seconds_left: float | None = Field(None, description="Absent until tokens were read, and after the end.")
     error: JobError | None = None
-    request: dict[str, Any] = Field(description="The body; empty in listings when it is long.")
+    request: dict[str, Any] = Field(description="The body; in listings without documents if long.")
     links: dict[str, str] = Field(
         default_factory=dict, description="Of a job that has ended: the files that it has, as they are now."
     )

@@ -162,10 +162,8 @@ def _shown(picture: Picture, index: int) -> Shown:
         subtitle=picture.subtitle,
         caption=picture.caption,
         alive=embedded(picture, f"figure-{index}"),
-        still=f"data:image/png;base64,{base64.b64encode(picture.png()).decode()}",
-        numbers=f"data:text/csv;charset=utf-8;base64,{base64.b64encode(picture.csv().encode()).decode()}"
-        if inside
-        else "",
+        still=_data("image/png", picture.png()),
+        numbers=_data("text/csv;charset=utf-8", picture.csv().encode()) if inside else "",
         file=picture.name,
     )
 

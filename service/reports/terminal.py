@@ -104,5 +104,4 @@ def _new(*caption: str) -> Table:
     """An empty table with the caption's parts in one line."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.caption = Text("; ".join(filter(None, caption)))
-    table.caption_justify = "left"
     return table

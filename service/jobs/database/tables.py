@@ -24,7 +24,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from service.jobs.records import JobState
 
-VERSION = "0007"
+VERSION = "0008"
 """The newest migration. A database of this version is opened without Alembic, whose import takes a while."""
 
 BigId = BigInteger().with_variant(Integer, "sqlite")
@@ -78,7 +78,7 @@ class Job(Base):
     its setup until ``lease_until`` in any case. ``claims`` counts how often a process left it unfinished since a unit
     was last finished; ``last_unit`` is the highest number that a finished unit of it ever had.
     ``idempotency_key`` is what its tenant called the submission, if anything. ``request_bytes`` is what the request
-    takes up.
+    takes up. ``listed`` is a long request without its documents; null for a short one.
     """
 
     __tablename__ = "jobs"
@@ -116,6 +116,7 @@ class Job(Base):
     error: Mapped[dict[str, str] | None] = mapped_column(Json)
     request: Mapped[dict[str, Any]] = mapped_column(Json, deferred=True)
     request_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    listed: Mapped[dict[str, Any] | None] = mapped_column(Json, deferred=True)
 
 
 class Server(Base):

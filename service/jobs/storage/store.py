@@ -19,6 +19,7 @@ from service.jobs.database.tables import FinishedUnit, Job, StoredResult, writte
 from service.jobs.planning import body_of, is_repeat, request_of
 from service.jobs.records import ENDED_EARLY, UNFINISHED, AtWork, JobInfo, JobState, UnitDone
 from service.jobs.storage import policies, results, units
+from service.jobs.storage.listed import LISTED_REQUEST, listed
 from service.jobs.storage.numbers import give_number
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.pruning import remove_jobs
@@ -30,9 +31,6 @@ from service.jobs.storage.units import now
 from service.policy.policy import Policy
 
 ID = re.compile(r"[0-9a-f]{32}")
-
-LISTED_REQUEST = 1 << 14
-"""Characters up to which listings show a request: one may hold megabytes of documents."""
 
 SHOWN = (
     *("id", "evaluation", "model", "state", "created_at", "started_at", "finished_at", "error"),
@@ -86,7 +84,8 @@ class JobStore:
             setup=terms.setup,
             idempotency_key=terms.idempotency_key,
             request=(body := body_of(request)),
-            request_bytes=len(written(body).encode()),
+            request_bytes=len((text := written(body)).encode()),
+            listed=listed(body) if len(text) > LISTED_REQUEST else None,
         )
         try:
             with self.database.writing() as session:
@@ -138,8 +137,8 @@ class JobStore:
         Raises:
             UnknownCursor: when there is no job ``before``.
         """
-        request = Job.__table__.c.request
-        short = case((func.length(request) <= LISTED_REQUEST, request))
+        columns = Job.__table__.c
+        short = case((func.length(columns.request) <= LISTED_REQUEST, columns.request), else_=columns.listed)
         query = select(Job, short).where(Job.tenant == tenant).order_by(Job.number.desc()).limit(limit)
         if state is not None:
             query = query.where(Job.state == state)

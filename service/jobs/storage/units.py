@@ -11,7 +11,6 @@ from sqlalchemy import DateTime, and_, delete, exists, func, insert, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from service.jobs.database.tables import FinishedUnit, Job, StoredOutcome, UnfinishedUnit
-from service.jobs.storage.outcomes import changed
 
 VALUES = 500
 """Values in one statement; databases take some thousands at most."""
@@ -103,16 +102,14 @@ def progress(session: Session, job: int, without: str) -> int:
     return int(done or 0)
 
 
-def free(session: Session, owner: str, job: int | None = None, model: str | None = None) -> list[int]:
-    """Give up the units of ``owner``, of one job or model or of all; returns the numbers of these jobs."""
+def free(session: Session, owner: str, job: int | None = None, model: str | None = None) -> None:
+    """Give up the units of ``owner``, of one job or model or of all."""
     mine = UnfinishedUnit.owner == owner
     if job is not None:
         mine = and_(mine, UnfinishedUnit.job == job)
     if model is not None:
         mine = and_(mine, UnfinishedUnit.model == model)
-    jobs = list(session.scalars(select(UnfinishedUnit.job).where(mine).distinct()))
     session.execute(update(UnfinishedUnit).where(mine).values(owner=None, lease_until=None, tokens_done=0))
-    return jobs
 
 
 def finish(session: Session, job: int, owner: str, keys: Mapping[int, str]) -> set[int]:
@@ -132,9 +129,9 @@ def any_unfinished(session: Session, job: int) -> bool:
     return bool(session.scalar(select(exists().where(UnfinishedUnit.job == job))))
 
 
-def delete_unfinished(session: Session, job: int) -> int:
-    """Remove the rows of a job that ends or is planned again; returns how many."""
-    return changed(session.execute(delete(UnfinishedUnit).where(UnfinishedUnit.job == job)))
+def delete_unfinished(session: Session, job: int) -> None:
+    """Remove the rows of a job that ends or is planned again."""
+    session.execute(delete(UnfinishedUnit).where(UnfinishedUnit.job == job))
 
 
 def finished_keys(session: Session, job: int) -> dict[int, str]:

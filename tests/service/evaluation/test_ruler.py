@@ -279,7 +279,7 @@ def test_the_order_of_units_changes_nothing(models: ModelRegistry) -> None:
     plan = small(models, **fields)
     result = finish(evaluate(plan))
     measured = finish(run_units(plan.units[::-1]))[::-1]
-    assert plan.result([outcome for outcome, _ in measured]).numbers() == result.numbers()
+    assert plan.result([*measured]).numbers() == result.numbers()
     assert finish(evaluate(small(models, **fields))).numbers() == result.numbers()
 
 

@@ -74,6 +74,7 @@ def test_jobs_of_the_first_version_are_kept(url: str) -> None:
         connection.execute(text("DROP TABLE unfinished_units"))
         connection.execute(text("ALTER TABLE jobs DROP COLUMN plan"))
         connection.execute(text("ALTER TABLE jobs DROP COLUMN setup"))
+        connection.execute(text("ALTER TABLE jobs DROP COLUMN listed"))
         connection.execute(text("DROP TABLE servers"))
         connection.execute(text("DROP TABLE products"))
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0001'"))

@@ -151,14 +151,14 @@ def test_a_copy_of_the_file_has_what_was_there_when_it_was_pruned(tmp_path: Path
 def test_a_job_says_that_it_waits_for_the_database_and_goes_on(served: tuple[str, FastAPI, Path]) -> None:
     url, _, path = served
     with httpx.Client(base_url=url, timeout=60) as client:
-        assert client.get("/health/ready").json()["jobs"] == "ok"
+        wait_for(lambda: client.get("/health/ready").json()["jobs"] == "ok")
         job = submitted(client, reuse=False, methods=[{"method": "yarn", "factor": 1 + n / 8} for n in range(16)])
         with locked(path):  # reads go on, as on a full disk
             wait_for(lambda: client.get(f"/jobs/{job['id']}").json()["stalled"], 60)
             assert client.get("/health/ready").json()["jobs"] == "out_of_reach"
         after = ended(client, job["id"])
         assert (after["state"], after["stalled"]) == ("done", None)
-        assert client.get("/health/ready").json()["jobs"] == "ok"
+        wait_for(lambda: client.get("/health/ready").json()["jobs"] == "ok")
 
 
 def test_a_result_is_delivered_where_it_cannot_be_kept(served: tuple[str, FastAPI, Path]) -> None:

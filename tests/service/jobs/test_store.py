@@ -16,6 +16,7 @@ from service.evaluation.perplexity.request import PerplexityRequest
 from service.jobs.database.tables import Job, written
 from service.jobs.planning import body_of
 from service.jobs.records import JobInfo
+from service.jobs.storage.listed import listed
 from service.jobs.storage.refusals import (
     IdempotencyMismatch,
     JobUnfinished,
@@ -183,10 +184,12 @@ class TestTenants:
         with pytest.raises(UnknownCursor, match="before: no such job: nothing"):
             store.list("anna", before="nothing")
 
-    def test_listing_leaves_out_long_requests(self, store: JobStore) -> None:
+    def test_listing_leaves_out_long_documents(self, store: JobStore) -> None:
         long = add(store, input="many words " * 5000)
         short = add(store)
-        assert [job.request for job in store.list("anna")] == [short.request, {}]
+        without = {name: value for name, value in long.request.items() if name != "input"}
+        assert without["methods"]
+        assert [job.request for job in store.list("anna")] == [short.request, without]
         assert store.get("anna", long.id).request == long.request
 
     def test_unfinished_jobs_of_valid_keys_are_counted(self, store: JobStore) -> None:
@@ -265,3 +268,9 @@ def test_a_thousand_jobs_are_listed_and_picked_by_index(store: JobStore) -> None
                 plan = session.connection().exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
                 assert all("SCAN jobs" not in row[-1] or "INDEX" in row[-1] for row in plan), (statement, plan)
     assert json.loads(store.list("tenant1", limit=1)[0].model_dump_json())["state"] == "queued"
+
+
+def test_listings_have_no_documents_of_a_sweep() -> None:
+    part = {"evaluation": "perplexity", "lengths": [64]}
+    assert listed({"input": "a", "evaluations": [part | {"input": "b", "names": ["c"]}]}) == {"evaluations": [part]}
+    assert listed({"input": "a", "methods": ["b" * 20_000]}) == {}, "long without them too"
