@@ -21,9 +21,10 @@ from service.cli.keys import keys
 from service.cli.listings import methods, models
 from service.cli.scale import scale
 from service.cli.serve import serve
+from service.cli.shared.commands import Commands
 from service.cli.shared.terminal import stderr
 
-app = typer.Typer(
+app = Commands(
     name="ropeway",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

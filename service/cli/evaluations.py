@@ -5,9 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
-import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -18,7 +16,9 @@ from rich.text import Text
 
 from service.cli.shared.budget import MINUTES, minutes_of, submitted
 from service.cli.shared.client import connected
+from service.cli.shared.commands import twice
 from service.cli.shared.files import check_outputs, save
+from service.cli.shared.following import finding_again, finish
 from service.cli.shared.measuring import (
     AsCsv,
     AsJson,
@@ -29,15 +29,13 @@ from service.cli.shared.measuring import (
     body_of,
     deliver,
     refuse_without_effect,
-    show_early,
 )
 from service.cli.shared.options import Encodings, ModelName, Server, encodings_option
-from service.cli.shared.progress import progress
-from service.cli.shared.terminal import fail, new_table, print_table, stderr, stdout
+from service.cli.shared.terminal import new_table, print_table, stdout
 from service.evaluation.catalogue import EVALUATIONS, OPTION, Evaluation
 
 if TYPE_CHECKING:
-    from service.client import JobInfo, Ropeway
+    pass
 
 IncludeText = Annotated[
     bool, typer.Option("--include-text", help="The report has the texts themselves, not only their lengths and hashes.")
@@ -55,10 +53,11 @@ def separated(
 ) -> tuple[list[str], dict[str, Any]]:
     """(files, values of the evaluation's fields) from the arguments that the options ``shared`` left over.
 
-    A field is ``--name value`` or ``--name=value``. A boolean one is ``--name`` or ``--no-name``.
+    A field is ``--name value`` or ``--name=value``; a repeated list goes on. A boolean one is ``--name`` or
+    ``--no-name``.
 
     Raises:
-        typer.BadParameter: for an unknown name, or a missing or needless value.
+        typer.BadParameter: for an unknown name, or a missing, needless or second value.
     """
     files: list[str] = []
     values: dict[str, Any] = {}
@@ -86,7 +85,12 @@ def separated(
         if given is None:
             raise typer.BadParameter(f"--{flag} needs a value")
         value = value_of(given)
-        values[name] = [value] if _is_list(fields[name]) and not isinstance(value, list) else value
+        if _is_list(fields[name]):
+            values[name] = [*values.get(name, []), *(value if isinstance(value, list) else [value])]
+        elif name in values:
+            raise twice(f"--{flag}")
+        else:
+            values[name] = value
     return files, values
 
 
@@ -131,7 +135,6 @@ def print_fields(name: str) -> None:
         for row in field_rows(f"--{schema.get(OPTION, _option(field))}", schema, definitions):
             table.add_row(*map(Text, row))
     table.caption = "An object is one argument of JSON, with the fields that are indented below it."
-    table.caption_justify = "left"
     print_table(table)
 
 
@@ -212,80 +215,6 @@ def _fit_options(run: Callable[..., None], evaluation: Evaluation) -> None:
     else:
         del options["policy"]
     run.__signature__ = signature.replace(parameters=list(options.values()))  # type: ignore[attr-defined] # typer reads it
-
-
-def finish(
-    client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool, as_json: bool = False, as_csv: bool = False
-) -> JobInfo:
-    """Follow a job of ``server`` to its end and show how far it is. Ctrl-C leaves it alone and says how to come back.
-    With ``cancel``, and without a server that goes on, it cancels the job. Without a server, its finished part is
-    printed.
-
-    Raises:
-        RopewayError: when the server cannot be reached any more.
-        typer.Exit: 130 after Ctrl-C.
-    """
-    from service.client import UnitDone
-
-    label = job.evaluation
-    try:
-        with progress() as show:
-            for item in client.follow(job.id):
-                if isinstance(item, UnitDone):
-                    label = f"{item.label} {item.length:,} {item.name}"
-                else:
-                    job = item
-                    show(job.tokens_done, job.tokens_total, label)
-    except KeyboardInterrupt:
-        job = _leave(client, job, server, cancel=cancel)
-        if job.state != "done":
-            if server is None and job.units_done:
-                show_early(client, job.id, as_json=as_json, as_csv=as_csv)
-            raise typer.Exit(128 + signal.SIGINT) from None
-    if job.state != "done":
-        why = f": {job.error.message}" if job.error else ""
-        ended = "was cancelled" if job.state == "cancelled" else f"has {job.state}"
-        fail(f"the job {ended}{why}{_how_to_go_on(job, server)}")
-    return job
-
-
-@contextmanager
-def finding_again(job: JobInfo, server: str | None) -> Iterator[None]:
-    """Ctrl-C before a finished job has been shown ends the command with the way to its result.
-
-    Raises:
-        typer.Exit: 130 after Ctrl-C.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        again = "the same command" if server is None else f"ropeway jobs results {job.id[:12]} --server {server}"
-        stderr.print(f"interrupted; the job is done: {again} shows its result", markup=False, soft_wrap=True)
-        raise typer.Exit(128 + signal.SIGINT) from None
-
-
-def _leave(client: Ropeway, job: JobInfo, server: str | None, *, cancel: bool) -> JobInfo:
-    """The job after Ctrl-C, which may have come after its end."""
-    if server is None or cancel:
-        client.cancel(job.id)
-        job = client.job(job.id)
-        message = f"cancelled{_how_to_go_on(job, server) or ': no unit is finished, so nothing is kept'}"
-    else:
-        message = f"the job goes on; come back to it: ropeway jobs follow {job.id[:12]} --server {server}"
-    if job.state != "done":
-        stderr.print(message, markup=False, soft_wrap=True)
-    return job
-
-
-def _how_to_go_on(job: JobInfo, server: str | None) -> str:
-    """The next command for a job that ended early; the store keeps its finished units."""
-    if not job.units_done:
-        return ""
-    finished = f"; {job.units_done} of {job.units_total} units are finished"
-    if server is None:
-        return f"{finished}: the same command takes them over"
-    where = f"{job.id[:12]} --server {server}"
-    return f"{finished}: ropeway jobs results {where} shows them, ropeway jobs resume {where} goes on"
 
 
 def add_to(app: typer.Typer) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from service.cli.evaluations import IncludeText, finding_again, finish
+from service.cli.evaluations import IncludeText
 from service.cli.shared.client import connected
+from service.cli.shared.commands import Commands
 from service.cli.shared.files import check_files, check_page, refuse_several, save
+from service.cli.shared.following import finding_again, finish
 from service.cli.shared.measuring import AsCsv, AsJson, show, show_early
 from service.cli.shared.terminal import new_table, print_table, printable, stderr, stdout
 from service.jobs.records import JobState
@@ -22,10 +24,13 @@ from service.jobs.records import JobState
 if TYPE_CHECKING:
     from service.client import JobInfo, Ropeway
 
+MOST_SHOWN = 3
+"""Encodings of a job in a listing."""
+
 MOST_LISTED = 1000
 """Jobs of one answer at most."""
 
-jobs = typer.Typer(help="Jobs of a server: list, show, follow, cancel, resume, results, forget.", no_args_is_help=True)
+jobs = Commands(help="Jobs of a server: list, show, follow, cancel, resume, results, forget.", no_args_is_help=True)
 
 Server = Annotated[
     str | None,
@@ -73,16 +78,33 @@ def list_jobs(
     """The newest jobs, newest first."""
     with _connected(server) as client:
         found = client.jobs(limit=min(limit + 1, MOST_LISTED), state=state)
-    table = new_table("job", "evaluation", "state", "units", "created")
+    table = new_table("job", "evaluation", "encodings", "state", "units", "created")
     for job in found[:limit]:
         units = f"{job.units_done}/{job.units_total}"
         created = f"{job.created_at:%Y-%m-%d %H:%M}"
         missing = ["the database", *job.not_served] if job.stalled else job.not_served
         waits = f", waits for {', '.join(missing)}" if missing else ""
-        table.add_row(job.id[:12], job.evaluation, Text(job.state + waits, style=_style(job)), units, created)
+        encodings, stands = Text(printable(_encodings(job))), Text(job.state + waits, style=_style(job))
+        table.add_row(job.id[:12], job.evaluation, encodings, stands, units, created)
     print_table(table)
     if len(found) > limit:
         stderr.print(f"there are more than these {limit}: --limit shows them", markup=False, soft_wrap=True)
+
+
+def _encodings(job: JobInfo) -> str:
+    """The encodings that a job was asked for, the first ones in short."""
+    asked = job.request.get("methods") or []
+    more = len(asked) - MOST_SHOWN
+    return ", ".join(map(_label, asked[:MOST_SHOWN])) + (f" and {more} more" if more > 0 else "")
+
+
+def _label(fields: Mapping[str, Any]) -> str:
+    from patches import label_of, parse
+
+    try:
+        return label_of(parse(dict(fields)))
+    except ValueError:  # auto, or a method of another server
+        return str(fields.get("method"))
 
 
 @jobs.command("show")

@@ -11,9 +11,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from service.cli.shared.commands import Commands
 from service.cli.shared.terminal import fail, new_table, print_table, printable, stderr, stdout
 
-keys = typer.Typer(help="API keys: new, list, revoke.", no_args_is_help=True)
+keys = Commands(help="API keys: new, list, revoke.", no_args_is_help=True)
 
 File = Annotated[
     Path | None,

@@ -100,7 +100,7 @@ def models(model: ModelName = None, as_json: AsJson = False, server: Server = No
         engine += ", CUDA graphs" if info.cuda_graphs else ""
         engine += ", recorded steps" if info.recorded_steps else ""
         table.add_row(info.id, *counts, f"{info.device} {numbers_in}", engine)
-    table.caption, table.caption_justify = Text("\n".join(notes)), "left"
+    table.caption = Text("\n".join(notes))
     print_table(table)
 
 
@@ -119,7 +119,6 @@ def _all_methods(known: list[dict[str, Any]]) -> Table:
     for info in known:
         table.add_row(Text(info["method"], style="bold"), *map(Text, (info["summary"], info["cost"])))
     table.caption = "ropeway methods NAME: its formula, parameters, use, reach, evidence"
-    table.caption_justify = "left"
     return table
 
 

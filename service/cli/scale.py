@@ -12,13 +12,14 @@ import typer
 
 from service.cli.listings import AsJson
 from service.cli.serve import assignments
+from service.cli.shared.commands import Commands
 from service.cli.shared.terminal import fail, new_table, print_table, printable, stderr, stdout
 
 if TYPE_CHECKING:
     from service.scale.private_names import ClusterClient
     from service.scale.status import Status
 
-scale = typer.Typer(help="Replicas on a Ray cluster: config, apply, status.", no_args_is_help=True)
+scale = Commands(help="Replicas on a Ray cluster: config, apply, status.", no_args_is_help=True)
 
 Address = Annotated[
     str,

@@ -37,7 +37,8 @@ def _print_settings(asked: bool) -> None:
 
 def serve(  # noqa: PLR0913 - one argument per option
     model: Annotated[
-        str | None, typer.Option(help="Hugging Face id, local folder, or 'demo'.", show_default="demo")
+        str | None,
+        typer.Option(help="Hugging Face id, local folder, folder of such folders, or 'demo'.", show_default="demo"),
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     port: Annotated[

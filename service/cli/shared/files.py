@@ -85,6 +85,8 @@ def decoded(content: bytes, name: str) -> str:
 def _documents_in(file: str, name: str, content: str) -> list[tuple[str, str]]:
     """(name, text) of every document of a file: the field ``text`` of each line of a ``.jsonl`` file."""
     if not name.lower().endswith(".jsonl"):
+        if name.lower().endswith(".json") and _has_several(content):
+            fail(f"{file}: is a list, and a document is a text: use .jsonl with a `text` per line, or '-' for stdin")
         return [(name, content)]
     found = []
     # A text may have other ends of lines inside.
@@ -102,6 +104,14 @@ def _documents_in(file: str, name: str, content: str) -> list[tuple[str, str]]:
     if not found:
         fail(f"{file}: has no document")
     return found
+
+
+def _has_several(content: str) -> bool:
+    """True for JSON that is a list, of texts or of objects with them."""
+    try:
+        return isinstance(json.loads(content), list)
+    except (ValueError, RecursionError):
+        return False
 
 
 def check_outputs(

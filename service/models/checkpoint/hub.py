@@ -43,7 +43,7 @@ def offline_copy(model_id: str, revision: str | None) -> Path | None:
             return None
         why = "HF_HUB_OFFLINE forbids to download it"
     except HFValidationError as error:
-        raise NotOnHub("it is neither a folder nor a Hugging Face id") from error
+        raise NotOnHub("it is neither a folder nor a Hugging Face id; a folder may have several models") from error
     except GatedRepoError as error:
         raise NotOnHub("the hub asks for a key whose owner accepted its terms: set HF_TOKEN") from error
     except RevisionNotFoundError as error:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from service.cli import server
+from service.cli.evaluations import own_fields, separated
 from service.cli.shared.options import lengths
 from service.evaluation.documents import language_reference
 from service.evaluation.perplexity.results import PerplexityResult
@@ -193,3 +194,31 @@ class TestInProcess:
         result = ropeway("models")
         assert (result.exit_code, result.stdout) == (130, "")
         assert result.stderr.splitlines() == [f"loading {served}", f"loading {served} was interrupted"]
+
+
+class TestRepeatedOptions:
+    """The parser would drop all but the last."""
+
+    @pytest.mark.parametrize(
+        ("command", "option", "value"),
+        [
+            ("serve --settings", "--model", "demo"),
+            ("generate Once --server host:1", "--seed", "1"),
+            ("perplexity --server host:1", "--lengths", "64"),
+            ("perplexity --server host:1", "--protocol", "curve"),
+            ("recommend --server host:1", "--windows", "4"),
+            ("models", "--server", "host:1"),
+        ],
+    )
+    def test_one_value_is_taken_once(self, command: str, option: str, value: str) -> None:
+        result = ropeway(*command.split(), option, value, option, value)
+        assert result.exit_code == 2
+        assert f"{option}: is given more than once" in " ".join(result.stderr.split())
+
+    def test_of_a_group_too(self) -> None:
+        result = ropeway("jobs", "list", "--limit", "2", "--limit", "3")
+        assert result.exit_code == 2
+
+    def test_lists_go_on(self) -> None:
+        fields = own_fields("passkey")
+        assert separated(["--depths", "0.1", "--depths=[0.5,1]"], fields) == ([], {"depths": [0.1, 0.5, 1]})

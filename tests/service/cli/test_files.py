@@ -68,10 +68,11 @@ def zipped() -> bytes:
         ("a.docx", zipped(), "is packed by zip"),
         ("a.txt", "a café".encode("latin-1"), "must be UTF-8 text, and byte 6 is not: convert it"),
         ("a.CSV", b"id,text\n1,ropes\n", "is a table, and a document is plain text: use .jsonl with a `text` per line"),
+        ("a.json", b'[{"text": "ropes"}]', "is a list, and a document is a text: use .jsonl with a `text` per line"),
         ("a.txt", b"", "is empty, and a document has at least 2 tokens"),
         ("a.txt", "".encode("utf-8-sig"), "is empty"),
     ],
-    ids=["gzip", "bzip2", "xz", "zip", "latin", "table", "empty", "only a mark"],
+    ids=["gzip", "bzip2", "xz", "zip", "latin", "table", "list", "empty", "only a mark"],
 )
 def test_a_file_that_is_no_text_is_refused_by_name(
     tmp_path: Path, name: str, content: bytes, message: str, capsys: pytest.CaptureFixture[str]

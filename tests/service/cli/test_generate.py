@@ -86,3 +86,9 @@ class TestGenerate:
             result = ropeway("generate", *arguments, "--server", "127.0.0.1:9", stdin=b"caf\xe9")
             assert result.exit_code == 1
             assert told in result.stderr
+
+    def test_refuses_numbers_that_json_has_not(self) -> None:
+        pe = '{"method": "yarn", "factor": NaN}'
+        result = ropeway("generate", "Once", "--pe", pe, "--server", "127.0.0.1:9")
+        assert result.exit_code == 1
+        assert result.stderr.startswith("error: the request is no JSON")

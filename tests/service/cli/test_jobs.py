@@ -17,9 +17,9 @@ from unittest.mock import Mock
 import pytest
 import typer
 
-from service.cli.evaluations import finding_again
 from service.cli.shared import progress
-from service.client import Ropeway, UnitDone
+from service.cli.shared.following import finding_again
+from service.client import JobInfo, Ropeway, UnitDone
 from tests.conftest import ROOT
 from tests.forks.parent import SERVERS
 from tests.forks.process import fork, forked
@@ -73,6 +73,33 @@ def endless(client: Ropeway) -> Iterator[str]:
     job_id = client.submit("perplexity", **many).id
     yield job_id
     client.cancel(job_id)
+
+
+def test_jobs_before_it_are_named(server: str, client: Ropeway, endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until they end there is nothing to show."""
+    wait_for(lambda: client.job(endless).state == "running")
+    job = client.submit("perplexity", **LONG)
+
+    def cancelled(other: Ropeway, job_id: str) -> Iterator[JobInfo]:
+        yield other.job(job_id)
+        other.cancel(job_id)
+        yield other.job(job_id)
+
+    monkeypatch.setattr(Ropeway, "follow", cancelled)
+    shown = ropeway("jobs", "follow", job.id, "--server", server)
+    line = f"job {job.id[:12]} waits; unfinished jobs before it: 1, the first {endless[:12]}"
+    assert shown.stderr.splitlines()[0] == line
+    assert "the job was cancelled" in shown.stderr
+
+
+def test_the_list_has_the_encodings_of_long_documents_too(server: str, client: Ropeway) -> None:
+    methods = ["default", "yarn:4", "ntk:2", "auto", "linear:3"]
+    job = client.submit("perplexity", input="many words " * 2000, lengths=[64], methods=methods, max_tokens=128)
+    shown = ropeway("jobs", "list", "--limit", "1", "--server", server)
+    client.cancel(job.id)
+    assert job.id[:12] in shown.stdout
+    assert "default, yarn(factor=4)" in shown.stdout
+    assert "and 2 more" in shown.stdout
 
 
 @pytest.mark.slow
