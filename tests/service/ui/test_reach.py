@@ -54,6 +54,7 @@ def test_a_sweep_outlives_a_reload_and_ends_with_a_verdict(demo: tuple[str, Fast
     refused: list[str] = []
     page.on("response", lambda answer: refused.append(answer.url) if answer.status == 409 else None)
     prepared(page, 384)
+    page.get_by_label("Windows of the text").fill("3")
     expect(page.get_by_text(re.compile(r"[\d,]+ tokens in at most \d+ units"))).to_be_visible()
     page.get_by_role("button", name="Estimate the time").click()
     expect(page.get_by_text(re.compile(r"units, about [\d.]+ (s|min)"))).to_be_visible()
@@ -68,6 +69,9 @@ def test_a_sweep_outlives_a_reload_and_ends_with_a_verdict(demo: tuple[str, Fast
     first, last = (page.locator(".measured > .job").nth(number).bounding_box() for number in (0, 2))
     assert last["width"] > 1.8 * first["width"], "the third of two columns leaves no empty place"
     assert len(refused) <= 6, "two for each job, however many units it has"
+    asked = {job["evaluation"]: job["request"] for job in httpx.get(f"{url}/jobs").json()["jobs"]}
+    assert asked["recommend"]["windows"] == 3
+    assert asked["perplexity"]["max_tokens"] == 3 * 384
     verdict = page.get_by_role("region", name="Recommendation")
     expect(verdict.locator(".words p").first).to_have_text(re.compile(r"^For 384 tokens (use self_extend|keep)"))
     curve = page.get_by_role("region", name="Perplexity")
@@ -111,9 +115,13 @@ def test_errors_are_beside_the_control(demo: tuple[str, FastAPI], visits: Visits
     page = visits.open(demo[0])
     prepared(page, 1)
     expect(page.get_by_label("Target length, tokens")).to_have_accessible_description(
-        re.compile("must be a whole number from 64 to 2,097,151, not 1$")
+        re.compile("must be a whole number from 64 to 1,048,575, not 1$")
     )
     page.get_by_label("Target length, tokens").fill("512")
+    windows = page.get_by_label("Windows of the text")
+    windows.fill("1")
+    expect(windows).to_have_accessible_description(re.compile("must be a whole number from 2 to 256, not 1$"))
+    windows.fill("3")
     page.get_by_label("Encodings").fill("default yarm")
     expect(page.get_by_label("Encodings")).to_have_accessible_description(re.compile("yarm: unknown method 'yarm'"))
     page.get_by_label("Encodings").fill("default")

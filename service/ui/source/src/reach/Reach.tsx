@@ -5,7 +5,7 @@ import { CopyLink, count, Field, focusWrong, Input, ModelChoice, numberOf, Probl
 import { JobView } from "../jobs/JobView";
 import type { Method, Model } from "../types";
 import { useSettings } from "../view";
-import { answered, bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, stretched, timed, TITLES } from "./bodies";
+import { answered, bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, stretched, timed, TITLES, WINDOWS, windowsProblem } from "./bodies";
 import { forgetKey, isPending, keyOf } from "./pending";
 
 export const TAB = "reach";
@@ -25,6 +25,7 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
     text: "persuasion",
     own: "",
     target: "",
+    windows: "",
     methods: stretched(models[0]!).join(" "),
     jobs: [] as string[],
     detached: [] as string[],
@@ -33,15 +34,18 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
   const methods = settings.methods.split(/\s+/).filter(Boolean);
   const input = settings.text === OWN ? settings.own : settings.text;
   const target = numberOf(settings.target);
-  const problem = problemOf(target);
-  const wanted = problem ? [] : bodies(model, methods, target as number | undefined, input);
+  const windows = numberOf(settings.windows);
+  const unfit = windowsProblem(windows);
+  const problem = unfit ? undefined : problemOf(target, windows as number | undefined);
+  const wanted = problem || unfit
+    ? [] : bodies(model, methods, target as number | undefined, input, windows as number | undefined);
   const { size, counting, left, error, time, again } = useSize(model, wanted);
   const { failure, starting, start } = useStart(wanted, (jobs) => change({ jobs, detached: [] }));
   const shown = failure ?? error;
   const errors = shown ? byField(shown, ["methods", "lengths", "length", "input", "model"]) : null;
   const targetError = problem ?? errors?.get("lengths") ?? errors?.get("length");
   /** A refused field would be refused again, after the jobs before it have begun. */
-  const isWrong = problem !== undefined || (!failure && errors !== null && [...errors.keys()].some(Boolean));
+  const isWrong = problem !== undefined || unfit !== undefined || (!failure && errors !== null && [...errors.keys()].some(Boolean));
   const retry = shown && isWithoutAnswer(shown) ? (failure ? start : again) : undefined;
 
   return (
@@ -59,6 +63,8 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
           <Input label="Target length, tokens" number value={settings.target} placeholder={count(4 * model.trained_length)}
             hint={`The model was trained on ${count(model.trained_length)}`} set={(target) => change({ target })}
             error={targetError?.replace(/^\d+: /, "")} />
+          <Input label="Windows of the text" number value={settings.windows} placeholder={count(WINDOWS)}
+            hint="More tell near encodings apart" set={(windows) => change({ windows })} error={unfit} />
           <ModelChoice models={models} value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")} />
         </div>
         {settings.text === OWN && <Own text={settings.own} error={errors?.get("input")} set={(own) => change({ own })} />}

@@ -7,16 +7,26 @@ import type { Model } from "../types";
 
 export type Body = { evaluation: string } & Record<string, unknown>;
 
-const WINDOWS = 4;
+/** Windows of a text that the encodings read, unless the page asks for another number: few do not separate near ones. */
+export const WINDOWS = 8;
+const MOST_WINDOWS = 256;
 const SHORTEST = 64;
 /** The server takes budgets below 2^24 tokens. */
-const LONGEST = Math.floor((2 ** 24 - 1) / (2 * WINDOWS));
+const MOST_TOKENS = 2 ** 24 - 1;
 
 /** The problem of a target length, if there is one: one message instead of one for each job. */
-export function problemOf(target: number | string | undefined): string | undefined {
-  if (target === undefined) return undefined;
-  const fits = Number.isInteger(target) && Number(target) >= SHORTEST && Number(target) <= LONGEST;
-  return fits ? undefined : `must be a whole number from ${SHORTEST} to ${count(LONGEST)}, not ${target}`;
+export function problemOf(target: number | string | undefined, windows = WINDOWS): string | undefined {
+  return whole(target, SHORTEST, Math.floor(MOST_TOKENS / (2 * windows)));
+}
+
+/** The same of the number of windows. */
+export function windowsProblem(windows: number | string | undefined): string | undefined {
+  return whole(windows, 2, MOST_WINDOWS);
+}
+
+function whole(value: number | string | undefined, least: number, most: number): string | undefined {
+  const fits = Number.isInteger(value) && Number(value) >= least && Number(value) <= most;
+  return fits || value === undefined ? undefined : `must be a whole number from ${least} to ${count(most)}, not ${value}`;
 }
 
 /** A passkey and its frame need some 170 tokens. */
@@ -31,15 +41,17 @@ export function stretched(model: Model): string[] {
 const AUTO = "auto";
 
 /** Perplexity of the same tokens at every length, recall of passkeys, and the recommendation, which needs a candidate. */
-export function bodies(model: Model, methods: string[], target: number | undefined, input: string): Body[] {
+export function bodies(
+  model: Model, methods: string[], target: number | undefined, input: string, windows = WINDOWS,
+): Body[] {
   const length = target ?? 4 * model.trained_length;
   const common = { model: model.id, methods };
   const lengths = doubling(model.trained_length, length);
   const recalled = lengths.filter((one) => one >= SHORTEST_RECALL || one === length);
   const candidates = methods.filter((one) => one.split(":")[0] !== AUTO);
-  const recommend = { ...common, methods: candidates, length, input, windows: WINDOWS, max_tokens: 2 * WINDOWS * length };
+  const recommend = { ...common, methods: candidates, length, input, windows, max_tokens: 2 * windows * length };
   return [
-    { evaluation: "perplexity", ...common, lengths, input, protocol: "tail", max_tokens: WINDOWS * length },
+    { evaluation: "perplexity", ...common, lengths, input, protocol: "tail", max_tokens: windows * length },
     { evaluation: "passkey", ...common, lengths: recalled, depths: [0, 0.5, 1], samples: 2 },
     ...(candidates.length ? [{ evaluation: "recommend", ...recommend }] : []),
   ];
