@@ -422,6 +422,8 @@ JOBS = [
              "self._keeps_texts_apart = measured is not False", ("tests/patches/model/test_batch_layout.py",)),
     Mutation("the main module is swapped by several", "service/sharing", "    with _main_module:", "    if True:",
              ("tests/service/sharing/test_workers.py",)),
+    Mutation("evaluators of a sweep are left out", "service/evaluation",
+             ".union(*(part.models() for part in self.parts()))", "", ("tests/service/jobs/test_setup.py",)),
     Mutation("models that answered are left out", "service/evaluation",
              "return {method.model for method in self.methods}", "return {self.model}",
              ("tests/service/jobs/test_setup.py",)),

@@ -172,7 +172,9 @@ class EvaluationResult(BaseModel, ABC):
     partial: Partial | None = Field(
         None, description="Of a job that ended early: the result has the methods or lengths that are complete."
     )
-    setup: Setup | None = Field(None, description="All that numbers depend on beside the request.")
+    setup: Setup | None = Field(
+        None, description="All that numbers depend on beside the request and the choices of `auto`."
+    )
     seconds: float | None = Field(None, description="Wall time; absent in a job's result, see the job.")
     links: dict[str, str] = Field(default_factory=dict, description="The same result in other forms.")
 

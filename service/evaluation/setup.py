@@ -32,10 +32,12 @@ class ModelSetup(BaseModel):
     threads: int
     tensor_parallel: int
     products: list[str]
+    score_chunk: int | None = Field(description="`ROPEWAY_SCORE_CHUNK`; null is as many tokens as suit the device.")
+    tokenizer: str = Field(description="SHA-256 of the tokenizer's vocabulary and rules.")
 
 
 class Setup(BaseModel):
-    """Equal requests have equal numbers, to the bit, where the setup is equal."""
+    """Equal requests have equal numbers, to the bit, if the setup is equal and ``auto`` chooses the same."""
 
     ropeway: str
     code: str = Field(description="SHA-256 of the sources that decide numbers.")
@@ -47,7 +49,12 @@ def setup_of(names: Iterable[str], models: ModelRegistry) -> Setup:
     found = {}
     for name in sorted(set(names)):
         served = models.get(name)
-        found[name] = ModelSetup(fingerprint=served.contents, **served.numerics._asdict())
+        found[name] = ModelSetup(
+            fingerprint=served.contents,
+            **served.numerics._asdict(),
+            score_chunk=served.score_chunk,
+            tokenizer=served.tokenizer_hash,
+        )
     return Setup(ropeway=version("ropeway"), code=code_version(), models=found)
 
 

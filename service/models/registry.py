@@ -18,7 +18,7 @@ from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
 from service.engine.verification import checked_length
 from service.metrics import Metrics
-from service.models.checkpoint.fingerprint import Numerics, numerics
+from service.models.checkpoint.fingerprint import Numerics, numerics, of_tokenizer
 from service.models.checkpoint.loading import Checkpoint, ModelLoadError, refuse_undivided
 from service.models.checkpoint.quantization import Quantization
 from service.models.memory.available_memory import free_bytes
@@ -79,6 +79,10 @@ class ServedModel:
     @property
     def numerics(self) -> Numerics:
         return numerics(self.patch.model)
+
+    @cached_property
+    def tokenizer_hash(self) -> str:
+        return of_tokenizer(self.tokenizer)
 
     def check_generates(self) -> None:
         """Raises:

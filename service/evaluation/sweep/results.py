@@ -136,6 +136,10 @@ class SweepResult(EvaluationResult):
         """Those of every part."""
         return [caution for part in self.evaluations for caution in part.cautions()]
 
+    def models(self) -> set[str]:
+        """Those of all parts: one may have an evaluator."""
+        return super().models().union(*(part.models() for part in self.parts()))
+
     def parts(self) -> Sequence[EvaluationResult]:
         return self.evaluations
 

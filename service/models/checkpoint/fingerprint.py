@@ -20,6 +20,9 @@ from service.sharing.cpus import processor
 UNRELATED = {"_name_or_path", "transformers_version", "distributed_config"}
 """Keys of a configuration that say where a model came from or runs, and not what it is."""
 
+CALLS = {"padding", "truncation"}
+"""Keys of a tokenizer that its last call has set."""
+
 BLOCK = 1 << 20
 """Numbers of a tensor that are summed at a time."""
 
@@ -100,5 +103,13 @@ def numerics(model: Any) -> Numerics:
     )
 
 
+def of_tokenizer(tokenizer: Any) -> str:
+    """A hash of a tokenizer's vocabulary and rules. Those of padding and cutting are left out: calls set them."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return _digest([type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), tokenizer.init_kwargs])
+    return _digest({name: value for name, value in json.loads(backend.to_str()).items() if name not in CALLS})
+
+
 def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(value, separators=(",", ":"), default=str).encode()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import torch
 
 from service.evaluation import setup
 from service.evaluation.setup import hash_of_sources
+from service.models.checkpoint.fingerprint import of_tokenizer
 from service.models.registry import ModelRegistry
 from tests.service.conftest import TEXT, tiny_tokenizer
 from tests.service.jobs.test_routes import ended
+from tests.service.serving import SMALL
 
 BODY: dict[str, Any] = {"input": TEXT[:600], "lengths": [32], "methods": [{"method": "default"}]}
 
@@ -33,6 +36,8 @@ def test_versions_weights_and_numerics(client: httpx.Client) -> None:
         "threads": torch.get_num_threads(),
         "tensor_parallel": 1,
         "products": served["products"],
+        "score_chunk": SMALL["score_chunk"],
+        "tokenizer": of_tokenizer(tiny_tokenizer()),
     }
     (model,) = found["setup"]["models"].values()
     assert model.pop("hardware")
@@ -88,3 +93,28 @@ def test_sources_are_hashed_by_name_and_contents(tmp_path: Path) -> None:
     assert len(set(found)) == 3
     folders = [setup.folder_of(package) for package in setup.CODE]
     assert {"hf.py", "token_scores.py"} <= {path.name for folder in folders for path in folder.rglob("*.py")}
+
+
+def test_a_tokenizer_is_known_by_its_rules() -> None:
+    """And not by how its last call cut or padded, nor by its object."""
+    first, second = tiny_tokenizer(), tiny_tokenizer()
+    second.pad_token = "<eos>"
+    before = of_tokenizer(first)
+    second(["a", "a b"], padding=True, truncation=True, max_length=4)
+    assert json.loads(second.backend_tokenizer.to_str())["truncation"]
+    assert of_tokenizer(second) == before
+    second.add_tokens(["rope"])
+    assert of_tokenizer(second) != before
+
+
+def test_a_sweep_has_the_evaluators_of_its_parts(client: httpx.Client) -> None:
+    part = {"evaluation": "long_perplexity", "alpha": 0.1, "beta": -6}
+    part |= {"input": TEXT[:1500]}
+    body = {"methods": [{"method": "default"}], "lengths": [64]}
+    names = []
+    for evaluator in ("tiny", "tiny-alibi"):
+        asked = body | {"evaluations": [part | {"evaluator": {"model": evaluator}}]}
+        answer = client.post("/sweep", json=asked)
+        assert answer.status_code == 200, answer.text
+        names.append([*answer.json()["setup"]["models"]])
+    assert names == [["tiny"], ["tiny", "tiny-alibi"]]

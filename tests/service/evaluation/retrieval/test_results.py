@@ -94,8 +94,8 @@ def test_the_order_of_units_changes_nothing(models: ModelRegistry) -> None:
     fields = {"methods": methods, "lengths": [240], "samples": 1}
     plan = small(models, **fields)
     result = finish(evaluate(plan))
-    measured = finish(run_units(plan.units[::-1]))[::-1]
-    assert plan.result([outcome for outcome, _ in measured]).numbers() == result.numbers()
+    outcomes = finish(run_units(plan.units[::-1]))[::-1]
+    assert plan.result(outcomes).numbers() == result.numbers()
     assert finish(evaluate(small(models, **fields))).numbers() == result.numbers()
     assert result.methods[0].pe != result.methods[1].pe
 
