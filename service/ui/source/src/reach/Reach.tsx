@@ -5,7 +5,7 @@ import { CopyLink, count, Field, focusWrong, Input, ModelChoice, numberOf, Probl
 import { JobView } from "../jobs/JobView";
 import type { Method, Model } from "../types";
 import { useSettings } from "../view";
-import { answered, bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, stretched, timed, TITLES, WINDOWS, windowsProblem } from "./bodies";
+import { answered, bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, stretched, timed, TITLES, usualTarget, WINDOWS, windowsProblem } from "./bodies";
 import { forgetKey, isPending, keyOf } from "./pending";
 
 export const TAB = "reach";
@@ -35,8 +35,8 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
   const input = settings.text === OWN ? settings.own : settings.text;
   const target = numberOf(settings.target);
   const windows = numberOf(settings.windows);
-  const unfit = windowsProblem(windows);
-  const problem = unfit ? undefined : problemOf(target, windows as number | undefined);
+  const problem = problemOf(target ?? usualTarget(model));
+  const unfit = problem ? undefined : windowsProblem(windows, Number(target ?? usualTarget(model)));
   const wanted = problem || unfit
     ? [] : bodies(model, methods, target as number | undefined, input, windows as number | undefined);
   const { size, counting, left, error, time, again } = useSize(model, wanted);
@@ -60,7 +60,7 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
         <div class="row">
           <Select label="Text" value={settings.text} set={(text) => change({ text })} options={TEXTS}
             error={settings.text === OWN ? undefined : errors?.get("input")} />
-          <Input label="Target length, tokens" number value={settings.target} placeholder={count(4 * model.trained_length)}
+          <Input label="Target length, tokens" number value={settings.target} placeholder={count(usualTarget(model))}
             hint={`The model was trained on ${count(model.trained_length)}`} set={(target) => change({ target })}
             error={targetError?.replace(/^\d+: /, "")} />
           <Input label="Windows of the text" number value={settings.windows} placeholder={count(WINDOWS)}

@@ -9,19 +9,33 @@ export type Body = { evaluation: string } & Record<string, unknown>;
 
 /** Windows of a text that the encodings read, unless the page asks for another number: few do not separate near ones. */
 export const WINDOWS = 8;
-const MOST_WINDOWS = 256;
+const [LEAST_WINDOWS, MOST_WINDOWS] = [2, 256];
 const SHORTEST = 64;
 /** The server takes budgets below 2^24 tokens. */
 const MOST_TOKENS = 2 ** 24 - 1;
 
-/** The problem of a target length, if there is one: one message instead of one for each job. */
-export function problemOf(target: number | string | undefined, windows = WINDOWS): string | undefined {
-  return whole(target, SHORTEST, Math.floor(MOST_TOKENS / (2 * windows)));
+/** The target length of a model that nobody has changed. */
+export function usualTarget(model: Model): number {
+  return 4 * model.trained_length;
 }
 
-/** The same of the number of windows. */
-export function windowsProblem(windows: number | string | undefined): string | undefined {
-  return whole(windows, 2, MOST_WINDOWS);
+/** The usual number of windows, or as many as a budget has room for. */
+function usualWindows(length: number): number {
+  return Math.min(WINDOWS, mostWindows(length));
+}
+
+function mostWindows(length: number): number {
+  return Math.max(LEAST_WINDOWS, Math.floor(MOST_TOKENS / (2 * length)));
+}
+
+/** The problem of a target length, if there is one: one message instead of one for each job. */
+export function problemOf(target: number | string | undefined): string | undefined {
+  return whole(target, SHORTEST, Math.floor(MOST_TOKENS / (2 * LEAST_WINDOWS)));
+}
+
+/** The same of the number of windows of that length. */
+export function windowsProblem(windows: number | string | undefined, length: number): string | undefined {
+  return whole(windows, LEAST_WINDOWS, Math.min(MOST_WINDOWS, mostWindows(length)));
 }
 
 function whole(value: number | string | undefined, least: number, most: number): string | undefined {
@@ -42,9 +56,10 @@ const AUTO = "auto";
 
 /** Perplexity of the same tokens at every length, recall of passkeys, and the recommendation, which needs a candidate. */
 export function bodies(
-  model: Model, methods: string[], target: number | undefined, input: string, windows = WINDOWS,
+  model: Model, methods: string[], target: number | undefined, input: string, wanted?: number,
 ): Body[] {
-  const length = target ?? 4 * model.trained_length;
+  const length = target ?? usualTarget(model);
+  const windows = wanted ?? usualWindows(length);
   const common = { model: model.id, methods };
   const lengths = doubling(model.trained_length, length);
   const recalled = lengths.filter((one) => one >= SHORTEST_RECALL || one === length);
