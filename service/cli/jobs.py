@@ -16,7 +16,7 @@ from service.cli.evaluations import IncludeText
 from service.cli.shared.client import connected
 from service.cli.shared.commands import Commands
 from service.cli.shared.files import check_files, check_page, refuse_several, save
-from service.cli.shared.following import finding_again, finish
+from service.cli.shared.following import MOST_LISTED, finding_again, finish
 from service.cli.shared.measuring import AsCsv, AsJson, show, show_early
 from service.cli.shared.terminal import new_table, print_table, printable, stderr, stdout
 from service.jobs.records import JobState
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 3
 """Encodings of a job in a listing."""
-
-MOST_LISTED = 1000
-"""Jobs of one answer at most."""
 
 jobs = Commands(help="Jobs of a server: list, show, follow, cancel, resume, results, forget.", no_args_is_help=True)
 

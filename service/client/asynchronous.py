@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from service.api import responses
 from service.api.responses import ExportResult, GenerateResponse, MethodInfo, ModelInfo, PolicyInfo, Ready
-from service.client.errors import RopewayError, incomplete, refusal, translated, translated_body
+from service.client.errors import RopewayError, incomplete, refusal, translated, written
 from service.client.events import StreamEvent, job_event, json_of, payload, read, stream_event, typed, typed_result
 from service.client.requests import (
     Encoding,
@@ -280,7 +280,7 @@ class AsyncRopeway:
         stream: bool = False,
     ) -> httpx.Response:
         with translated(self._http.base_url):
-            with translated_body():
+            with written():
                 request = self._http.build_request(method, path, json=body, headers=headers)
             response = await self._http.send(request, stream=stream)
             if not response.is_success:

@@ -79,12 +79,12 @@ def translated(server: httpx.URL | str) -> Iterator[None]:
 
 
 @contextmanager
-def translated_body() -> Iterator[None]:
-    """Turns exceptions about a body that JSON cannot have, such as NaN, into ``RopewayError``."""
+def written() -> Iterator[None]:
+    """Turns exceptions about what no request can have, such as NaN in a body, into ``RopewayError``."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise RopewayError(f"the request is no JSON: {error}", code="invalid_request") from error
+        raise RopewayError(f"the request cannot be written: {error}", code="invalid_request") from error
 
 
 def _error(fields: dict[str, Any], **given: Any) -> RopewayError:

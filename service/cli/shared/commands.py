@@ -17,11 +17,13 @@ class OneValue(TyperCommand):
         """Raises:
         typer.BadParameter: naming the option.
         """
-        *_, order = self.make_parser(ctx).parse_args(args=list(args))
-        for option, times in Counter(each for each in order if isinstance(each, TyperOption)).items():
-            if times > 1 and not option.multiple and not option.is_flag:
-                raise twice(max(option.opts, key=len))
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, list(args))  # --help ends here
+        if not ctx.resilient_parsing:  # a shell that completes a word
+            *_, order = self.make_parser(ctx).parse_args(args=list(args))
+            for option, times in Counter(each for each in order if isinstance(each, TyperOption)).items():
+                if times > 1 and not option.multiple and not option.is_flag:
+                    raise twice(max(option.opts, key=len))
+        return rest
 
 
 def twice(option: str) -> typer.BadParameter:

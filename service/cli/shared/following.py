@@ -14,6 +14,9 @@ from service.cli.shared.progress import progress
 from service.cli.shared.terminal import fail, stderr
 from service.jobs.records import UNFINISHED
 
+MOST_LISTED = 1000
+"""Jobs of one answer at most."""
+
 if TYPE_CHECKING:
     from service.client import JobInfo, Ropeway
 
@@ -57,8 +60,18 @@ def finish(
 
 
 def _say_what_comes_before(client: Ropeway, job: JobInfo) -> None:
-    """Name the first of the jobs before a queued one: until they end, there is no progress to show."""
-    before = [other for state in UNFINISHED for other in client.jobs(state=state) if other.created_at < job.created_at]
+    """Name the first of the jobs that a queued one waits for. Until they end, there is no progress to show."""
+    from service.client import RopewayError
+
+    try:
+        before = [
+            other
+            for state in UNFINISHED
+            for other in client.jobs(state=state, before=job.id, limit=MOST_LISTED)
+            if not set(other.models).isdisjoint(job.models)
+        ]
+    except RopewayError:  # the job goes on, whatever the listing does
+        return
     if before:
         first = min(before, key=lambda other: other.created_at)
         text = f"job {job.id[:12]} waits; unfinished jobs before it: {len(before)}, the first {first.id[:12]}"

@@ -202,7 +202,7 @@ class TestRepeatedOptions:
     @pytest.mark.parametrize(
         ("command", "option", "value"),
         [
-            ("serve --settings", "--model", "demo"),
+            ("generate Once --server host:1", "--model", "demo"),
             ("generate Once --server host:1", "--seed", "1"),
             ("perplexity --server host:1", "--lengths", "64"),
             ("perplexity --server host:1", "--protocol", "curve"),

@@ -91,4 +91,4 @@ class TestGenerate:
         pe = '{"method": "yarn", "factor": NaN}'
         result = ropeway("generate", "Once", "--pe", pe, "--server", "127.0.0.1:9")
         assert result.exit_code == 1
-        assert result.stderr.startswith("error: the request is no JSON")
+        assert result.stderr.startswith("error: the request cannot be written")

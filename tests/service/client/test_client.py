@@ -354,6 +354,9 @@ class TestBodies:
         ("prompt", "fields"), [("x", {"temperature": float("nan")}), ("x\ud800", {}), ({1, 2}, {})]
     )
     def test_no_json(self, prompt: Any, fields: dict[str, Any]) -> None:
-        with Ropeway("http://127.0.0.1:9") as client, pytest.raises(RopewayError, match="is no JSON") as raised:
+        with (
+            Ropeway("http://127.0.0.1:9") as client,
+            pytest.raises(RopewayError, match="cannot be written") as raised,
+        ):
             client.generate(prompt, **fields)
         assert raised.value.code == "invalid_request"
