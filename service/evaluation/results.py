@@ -108,7 +108,10 @@ class DocumentInfo(BaseModel):
     name: str
     tokens: int
     bytes: int
-    tokens_sha256: str = Field("", description="SHA-256 in hex of the token ids that were used, as 64-bit integers.")
+    tokens_sha256: str = Field(
+        "",
+        description="SHA-256 in hex of the token ids that were used, as 64-bit integers, least significant byte first.",
+    )
     cut_from: int | None = None
     overlap: Overlap | None = Field(None, description="With the earlier document that shares most, from a tenth on.")
 

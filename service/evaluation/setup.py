@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from service.models.registry import ModelRegistry
 
-CODE = ("patches", "service.evaluation")
+CODE = ("patches", "service.evaluation", "service.models.linear", "service.models.text", "service.engine.padded")
 """Packages whose sources decide outcomes."""
 
 
@@ -34,6 +34,7 @@ class ModelSetup(BaseModel):
     products: list[str]
     score_chunk: int | None = Field(description="`ROPEWAY_SCORE_CHUNK`; null is as many tokens as suit the device.")
     tokenizer: str = Field(description="SHA-256 of the tokenizer's vocabulary and rules.")
+    eos_token_ids: list[int] = Field(description="Tokens that end an answer.")
 
 
 class Setup(BaseModel):
@@ -54,6 +55,7 @@ def setup_of(names: Iterable[str], models: ModelRegistry) -> Setup:
             **served.numerics._asdict(),
             score_chunk=served.score_chunk,
             tokenizer=served.tokenizer_hash,
+            eos_token_ids=list(served.engine.eos_token_ids),
         )
     return Setup(ropeway=version("ropeway"), code=code_version(), models=found)
 

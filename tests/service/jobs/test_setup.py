@@ -38,6 +38,7 @@ def test_versions_weights_and_numerics(client: httpx.Client) -> None:
         "products": served["products"],
         "score_chunk": SMALL["score_chunk"],
         "tokenizer": of_tokenizer(tiny_tokenizer()),
+        "eos_token_ids": [tiny_tokenizer().eos_token_id],
     }
     (model,) = found["setup"]["models"].values()
     assert model.pop("hardware")
