@@ -21,6 +21,7 @@ from service.api.openai.tools.schemas import Tools
 from service.api.quotas import admit
 from service.errors import bad_request
 from service.inputs import MOST_TOKENS
+from service.models.registry import ModelRegistry
 from service.sharing.workers import Workers
 
 router = APIRouter(tags=["openai"], route_class=Route)
@@ -125,8 +126,12 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request, model: ModelName | None = None) -> TokenizerInfo:
-    """The tokenizer, for clients that prepare prompts themselves."""
-    name = named(request.app.state.models, model)
+    """The tokenizer, for clients that prepare prompts themselves. Without a model, all served ones have the same."""
+    models: ModelRegistry = request.app.state.models
+    if model is None and len(await run_in_threadpool(lambda: {served.tokenizer_hash for served in models})) > 1:
+        message = "model: the served models have several tokenizers; name one: /tokenizer_info?model=NAME"
+        raise bad_request(f"{message}. For lm-eval, add tokenizer=FOLDER,tokenizer_backend=huggingface", "model")
+    name = named(models, model)
     tokenizer = name.served.tokenizer
     return TokenizerInfo(
         tokenizer_class=type(tokenizer).__name__,

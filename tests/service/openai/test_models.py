@@ -12,6 +12,7 @@ from patches import METHODS, examples, from_shorthand, parse, to_shorthand
 from tests.methods import ROWS
 from tests.service.conftest import TEXT
 from tests.service.openai.conftest import TEMPLATE, answer
+from tests.service.serving import serving
 
 MESSAGES = [{"role": "user", "content": "The 3 ropes?"}]
 
@@ -156,3 +157,14 @@ def test_a_conversation_needs_a_template(client: httpx.Client) -> None:
 def test_tokenizer_routes_refuse(http: httpx.Client, path: str, body: dict[str, Any], param: str) -> None:
     reply = http.post(path, json=body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_a_tokenizer_among_several_needs_a_name(checkpoints: Path) -> None:
+    """lm-eval asks without one, and would score a model by the tokens of another."""
+    with serving(checkpoints) as (url, app):
+        assert httpx.get(f"{url}/tokenizer_info").status_code == 200
+        vars(app.state.models.get("tiny-alibi"))["tokenizer_hash"] = "another"
+        answer = httpx.get(f"{url}/tokenizer_info")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+        assert "tokenizer=FOLDER" in answer.json()["error"]["message"]
+        assert httpx.get(f"{url}/tokenizer_info", params={"model": "tiny-alibi"}).status_code == 200
