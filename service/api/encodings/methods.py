@@ -220,10 +220,11 @@ def _pair(index: int, before: float, after: float, trained_length: int) -> Pair:
 
 
 async def _info(served: ServedModel, request: Request) -> ModelInfo:
-    model = served.patch.model
+    model, models = served.patch.model, request.app.state.models
+    names = {each.name for each in models}
     return ModelInfo(
         id=served.name,
-        default=served is request.app.state.models.default,
+        default=served is models.default,
         architecture=type(model).__name__,
         fingerprint=served.contents,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -232,7 +233,7 @@ async def _info(served: ServedModel, request: Request) -> ModelInfo:
         max_length=served.max_length,
         pe=served.patch.describe(parse({"method": "default"}), served.trained_length),
         auto=await in_listings(served, request),
-        variants=served.variants,
+        variants={kind: name for kind, name in served.variants.items() if name in names},
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         engine=served.engine.choice.kind,

@@ -60,7 +60,8 @@ def presets(served: ServedModel, models: ModelRegistry) -> list[Named]:
             resolved = target.patch.resolve(method, target.trained_length)
         except ValueError:
             continue
-        if target is not served or resolved != plain:
+        lacks_variant = target is served and method.variant in served.variants  # its own weights were not trained so
+        if not lacks_variant and (target is not served or resolved != plain):
             found.append(Named(f"{served.name}@{to_shorthand(fields)}", served, Target(target, method), alias=True))
     return found
 

@@ -110,6 +110,19 @@ def test_models_report_their_encoding_and_variants(client: httpx.Client) -> None
     assert tiny["max_length"] == 4096
 
 
+def test_a_variant_that_is_not_served_is_not_listed(checkpoints: Path) -> None:
+    with serving(checkpoints / "tiny") as (url, _):
+        (tiny,) = httpx.get(f"{url}/models").json()["models"]
+        assert tiny["variants"] == {}
+        names = [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]]
+        assert "tiny@yarn:8" in names
+        assert "tiny@alibi" not in names
+        scored = {"input": "The ropes of the ways are long.", "lengths": [8], "methods": ["alibi"]}
+        assert httpx.post(f"{url}/perplexity", json=scored).json()["methods"][0]["model"] == "tiny", (
+            "as it was asked for"
+        )
+
+
 def test_a_folder_is_one_model_or_all_that_it_holds(checkpoints: Path) -> None:
     def served(model: Path | str) -> dict[str, Path | str]:
         return loading.sources(Settings(_env_file=None, model=str(model)))
