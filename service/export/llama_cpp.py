@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 
 from patches import ResolvedRecipe, RopeType, grouping
 from service.export.target import (
+    NO_OPTION,
+    TRAINED,
     YARN_DEFAULTS,
     Expression,
     Form,
@@ -70,7 +72,7 @@ class LlamaCpp(Target):
         grouped = grouping(wanted.resolved)
         if grouped is not None:
             return self._grouped(wanted, *grouped)
-        form = first(wanted, set(KINDS), lambda form: _fits(form, wanted.length))
+        form = first(wanted, set(KINDS), lambda form: _fits(form, wanted.length), reason=_reason(wanted))
         _refuse_mscale_of_the_file(form, wanted)
         limit, capped = _limit(form, wanted)
         arguments = [*_scaling(_ended(form, wanted.own)), *limit, *self.unchanged(wanted.length).arguments]
@@ -138,7 +140,19 @@ def _ended(form: Form, own: Form) -> Form:
 
 
 def _fits(form: Form, length: int) -> bool:
-    return form.keys() <= {"rope_type", *OPTIONS} and within_reach(form, length)
+    return _has_options(form) and within_reach(form, length)
+
+
+def _has_options(form: Form) -> bool:
+    return form["rope_type"] in KINDS and form.keys() <= {"rope_type", *OPTIONS}
+
+
+def _reason(wanted: Wanted) -> str:
+    """The reason if nothing fits: there is no option, or contexts end before the length."""
+    form = next(filter(_has_options, wanted.forms), None)
+    if form is None or within_reach(form, wanted.length):
+        return NO_OPTION
+    return f"its contexts under YaRN end at {form['factor'] * form[TRAINED]:,.0f} tokens, by the factor"
 
 
 def _limit(form: Form, wanted: Wanted) -> tuple[list[str], list[str]]:

@@ -119,13 +119,16 @@ class Target(ABC):
         return [], ""
 
 
+NO_OPTION = "it has no option for these frequencies or their factor on cos and sin"
+
+
 def first(
     wanted: Wanted,
     types: set[RopeType],
     fits: Callable[[Form], bool] = lambda form: True,
     *,
     reads_mscale: bool = False,
-    reason: str = "it has no option for these frequencies or their factor on cos and sin",
+    reason: str = NO_OPTION,
 ) -> Form:
     """The first form of a type that a system reads and that ``fits``. ``reads_mscale``: also DeepSeek's pair.
 

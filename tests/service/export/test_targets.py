@@ -191,6 +191,12 @@ def test_llama_cpp_gets_the_length_where_it_would_cut_it() -> None:
         exported("yarn:4", "llama.cpp", source=llama3)
 
 
+def test_llama_cpp_says_where_its_contexts_end() -> None:
+    with pytest.raises(NotExpressible, match="contexts under YaRN end at 1,024 tokens") as refused:
+        exported("yarn:4", "llama.cpp", length=2048)
+    assert "no option" not in str(refused.value)
+
+
 def test_llama_cpp_gets_groups_in_a_width_of_whole_groups() -> None:
     made = exported("self_extend:group_size=6,neighbor_window=20,base=linear:2", "llama.cpp")
     assert made.arguments[-4:] == ["--grp-attn-n", "6", "--grp-attn-w", "24"]
