@@ -96,7 +96,7 @@ function Chosen(props: {
   set: (method: string, values: Record<string, string>) => void;
 }) {
   const { label, methods, question, chosen, none, error, effective, highest, set } = props;
-  const info = useInfo(chosen.method);
+  const info = useInfo(chosen.method, effective);
   const fitting = methods.filter((one) => !question || one.questions.includes(question) || one.method === chosen.method);
   const own = effective?.method === chosen.method ? effective : undefined; // it may be of the method before
   const kinds = [...new Set(fitting.map((one) => one.kind))];
@@ -167,7 +167,8 @@ function Paper({ text }: { text: string }) {
 
 const infos = new Map<string, MethodInfo>();
 
-function useInfo(method: string): MethodInfo | null {
+/** What a method is. Asked again with the `figures` of another try, after the server was away. */
+function useInfo(method: string, figures: unknown): MethodInfo | null {
   const [, redraw] = useState(0);
   useEffect(() => {
     if (!method || infos.has(method)) return;
@@ -178,7 +179,7 @@ function useInfo(method: string): MethodInfo | null {
       },
       () => {}, // the figures of the same method show the error
     );
-  }, [method]);
+  }, [method, figures]);
   return infos.get(method) ?? null;
 }
 

@@ -67,6 +67,7 @@ export function JobView({ id, title: given, only, changed, looks = 0, detached =
       {!detached && job?.stalled && <p class="error">{job.stalled}</p>}
       {!detached && job && job.not_served.length > 0 && <p class="error">It waits for a server of {job.not_served.join(", ")}.</p>}
       {!detached && result && <Answer result={result} only={only} isDone={job?.state === "done"} />}
+      {!detached && job?.state === "done" && !result && !refused && <p class="hint" role="status">Drawing the figures</p>}
       {!detached && refused && <p class="error"><Prose text={refused} /></p>}
     </section>
   );
