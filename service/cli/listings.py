@@ -81,7 +81,12 @@ def _written(docs: Path) -> int:
         fail(f"{error.filename or docs}: {error.strerror}")
 
 
-def models(model: ModelName = None, as_json: AsJson = False, server: Server = None) -> None:
+def models(
+    model: ModelName = None,
+    as_json: AsJson = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Name the products of linear layers too.")] = False,
+    server: Server = None,
+) -> None:
     """The models of a server, or those that `ropeway serve` would serve."""
     with connected(server, model) as client:
         served = client.models()
@@ -92,7 +97,7 @@ def models(model: ModelName = None, as_json: AsJson = False, server: Server = No
     table = new_table("model", *numbers, "device", "engine", numbers=numbers)
     notes: list[str] = []
     for info in served:
-        notes += _notes(info)
+        notes += _notes(info, verbose=verbose)
         counts = [f"{count:,}" for count in (info.parameters, info.trained_length, info.max_length)]
         numbers_in = info.dtype if info.quantization is None else f"{info.dtype}, {info.quantization.scheme}"
         numbers_in += ", packed" if info.packed_weights else ""
@@ -104,12 +109,12 @@ def models(model: ModelName = None, as_json: AsJson = False, server: Server = No
     print_table(table)
 
 
-def _notes(info: ModelInfo) -> list[str]:
-    """Lines below the table: the variants, the reason for a slower engine, the products of linear layers."""
+def _notes(info: ModelInfo, *, verbose: bool) -> list[str]:
+    """Lines below the table: the variants, the reason for a slower engine, and ``verbose`` the products of layers."""
     lines = [f"variant of {info.id} for {kind}: {name}" for kind, name in info.variants.items()]
     if info.engine_reason is not None:
         lines.append(f"engine of {info.id}: {printable(info.engine_reason)}")
-    if info.products:
+    if info.products and verbose:
         lines.append(f"products of {info.id}: {'; '.join(info.products)}")
     return lines
 

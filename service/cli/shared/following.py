@@ -68,7 +68,7 @@ def _say_what_comes_before(client: Ropeway, job: JobInfo) -> None:
             other
             for state in UNFINISHED
             for other in client.jobs(state=state, before=job.id, limit=MOST_LISTED)
-            if not set(other.models).isdisjoint(job.models)
+            if not (other.not_served or other.stalled or set(other.models).isdisjoint(job.models))
         ]
     except RopewayError:  # the job goes on, whatever the listing does
         return
