@@ -59,6 +59,7 @@ class PerplexityOptions(TypedDict, total=False):
     protocol: Protocol | None
     stride: int | None
     tail: int | None
+    windows: int | None
     bos: Literal["auto", "always", "never"] | None
     timeout_s: float | None
 

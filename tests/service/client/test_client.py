@@ -27,9 +27,11 @@ from service.client import (
     StreamEvent,
     TextDelta,
 )
+from service.client.requests import PerplexityOptions
 from service.engine.engine import Engine
 from service.engine.failures import EngineFailed
 from service.engine.generation import Generation
+from service.evaluation.perplexity.request import PerplexityRequest
 from tests.service.conftest import TEXT
 from tests.service.serving import serving
 
@@ -360,3 +362,7 @@ class TestBodies:
         ):
             client.generate(prompt, **fields)
         assert raised.value.code == "invalid_request"
+
+    def test_the_options_of_perplexity_are_its_fields(self) -> None:
+        elsewhere = {"evaluation", "input", "methods", "stream", "background", "reuse"}
+        assert PerplexityOptions.__annotations__.keys() == PerplexityRequest.model_fields.keys() - elsewhere
