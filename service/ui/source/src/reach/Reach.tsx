@@ -5,7 +5,7 @@ import { CopyLink, count, Field, focusWrong, Input, ModelChoice, numberOf, Probl
 import { JobView } from "../jobs/JobView";
 import type { Method, Model } from "../types";
 import { useSettings } from "../view";
-import { answered, bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, stretched, timed, TITLES, usualTarget, WINDOWS, windowsProblem } from "./bodies";
+import { answered, bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, stretched, timed, TITLES, usualTarget, usualWindows, windowsProblem } from "./bodies";
 import { forgetKey, isPending, keyOf } from "./pending";
 
 export const TAB = "reach";
@@ -63,7 +63,7 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
           <Input label="Target length, tokens" number value={settings.target} placeholder={count(usualTarget(model))}
             hint={`The model was trained on ${count(model.trained_length)}`} set={(target) => change({ target })}
             error={targetError?.replace(/^\d+: /, "")} />
-          <Input label="Windows of the text" number value={settings.windows} placeholder={count(WINDOWS)}
+          <Input label="Windows of the text" number value={settings.windows} placeholder={count(usualWindows(Number(target ?? usualTarget(model))))}
             hint="More tell near encodings apart" set={(windows) => change({ windows })} error={unfit} />
           <ModelChoice models={models} value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")} />
         </div>

@@ -8,19 +8,20 @@ import type { Model } from "../types";
 export type Body = { evaluation: string } & Record<string, unknown>;
 
 /** Windows of a text that the encodings read, unless the page asks for another number: few do not separate near ones. */
-export const WINDOWS = 8;
+const WINDOWS = 8;
 const [LEAST_WINDOWS, MOST_WINDOWS] = [2, 256];
 const SHORTEST = 64;
 /** The server takes budgets below 2^24 tokens. */
 const MOST_TOKENS = 2 ** 24 - 1;
+const LONGEST = Math.floor(MOST_TOKENS / (2 * LEAST_WINDOWS));
 
 /** The target length of a model that nobody has changed. */
 export function usualTarget(model: Model): number {
-  return 4 * model.trained_length;
+  return Math.min(4 * model.trained_length, LONGEST);
 }
 
 /** The usual number of windows, or as many as a budget has room for. */
-function usualWindows(length: number): number {
+export function usualWindows(length: number): number {
   return Math.min(WINDOWS, mostWindows(length));
 }
 
@@ -30,7 +31,7 @@ function mostWindows(length: number): number {
 
 /** The problem of a target length, if there is one: one message instead of one for each job. */
 export function problemOf(target: number | string | undefined): string | undefined {
-  return whole(target, SHORTEST, Math.floor(MOST_TOKENS / (2 * LEAST_WINDOWS)));
+  return whole(target, SHORTEST, LONGEST);
 }
 
 /** The same of the number of windows of that length. */
