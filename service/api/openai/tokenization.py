@@ -128,7 +128,8 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
 async def tokenizer_info(request: Request, model: ModelName | None = None) -> TokenizerInfo:
     """The tokenizer, for clients that prepare prompts themselves. Without a model, all served ones have the same."""
     models: ModelRegistry = request.app.state.models
-    if model is None and len(await run_in_threadpool(lambda: {served.tokenizer_hash for served in models})) > 1:
+    different = {id(served.tokenizer): served for served in models}.values()  # adapters have that of their base
+    if model is None and len(await run_in_threadpool(lambda: {served.tokenizer_hash for served in different})) > 1:
         message = "model: the served models have several tokenizers; name one: /tokenizer_info?model=NAME"
         raise bad_request(f"{message}. For lm-eval, add tokenizer=FOLDER,tokenizer_backend=huggingface", "model")
     name = named(models, model)

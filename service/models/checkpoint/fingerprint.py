@@ -20,9 +20,6 @@ from service.sharing.cpus import processor
 UNRELATED = {"_name_or_path", "transformers_version", "distributed_config"}
 """Keys of a configuration that say where a model came from or runs, and not what it is."""
 
-CALLS = {"padding", "truncation"}
-"""Keys of a tokenizer that its last call has set."""
-
 BLOCK = 1 << 20
 """Numbers of a tensor that are summed at a time."""
 
@@ -104,12 +101,21 @@ def numerics(model: Any) -> Numerics:
 
 
 def of_tokenizer(tokenizer: Any) -> str:
-    """A hash of a tokenizer's vocabulary and rules. Those of padding and cutting are left out: calls set them."""
+    """A hash of a tokenizer: vocabulary, rules, special tokens, chat template. Not of how its last call cut and padded,
+    which its JSON has before ``added_tokens``."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        return _digest([type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), tokenizer.init_kwargs])
-    return _digest({name: value for name, value in json.loads(backend.to_str()).items() if name not in CALLS})
+        rules = json.dumps(sorted(tokenizer.get_vocab().items()))
+    else:
+        rules = backend.to_str().partition('"added_tokens"')[2]
+    special = {name: str(token) for name, token in getattr(tokenizer, "special_tokens_map", {}).items()}
+    about = [
+        type(tokenizer).__name__,
+        special,
+        *(getattr(tokenizer, name, None) for name in ("add_bos_token", "chat_template")),
+    ]
+    return _digest([hashlib.sha256(rules.encode(errors="surrogatepass")).hexdigest(), about])
 
 
 def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, separators=(",", ":"), default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(value, separators=(",", ":")).encode()).hexdigest()

@@ -99,11 +99,18 @@ def test_sources_are_hashed_by_name_and_contents(tmp_path: Path) -> None:
 def test_a_tokenizer_is_known_by_its_rules() -> None:
     """And not by how its last call cut or padded, nor by its object."""
     first, second = tiny_tokenizer(), tiny_tokenizer()
-    second.pad_token = "<eos>"
+    first.pad_token = second.pad_token = "<eos>"
     before = of_tokenizer(first)
     second(["a", "a b"], padding=True, truncation=True, max_length=4)
     assert json.loads(second.backend_tokenizer.to_str())["truncation"]
     assert of_tokenizer(second) == before
+    second.chat_template = "{{ messages }}"
+    assert of_tokenizer(second) != before
+    second.chat_template = first.chat_template
+    assert of_tokenizer(second) == before
+    second.bos_token = "<eos>"
+    assert of_tokenizer(second) != before
+    second.bos_token = first.bos_token
     second.add_tokens(["rope"])
     assert of_tokenizer(second) != before
 

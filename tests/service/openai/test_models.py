@@ -163,7 +163,11 @@ def test_a_tokenizer_among_several_needs_a_name(checkpoints: Path) -> None:
     """lm-eval asks without one, and would score a model by the tokens of another."""
     with serving(checkpoints) as (url, app):
         assert httpx.get(f"{url}/tokenizer_info").status_code == 200
-        vars(app.state.models.get("tiny-alibi"))["tokenizer_hash"] = "another"
+        models = app.state.models
+        shared, models.get("tiny-alibi").tokenizer = models.get("tiny-alibi").tokenizer, models.default.tokenizer
+        vars(models.get("tiny-alibi"))["tokenizer_hash"] = "another"
+        assert httpx.get(f"{url}/tokenizer_info").status_code == 200, "one object"
+        models.get("tiny-alibi").tokenizer = shared
         answer = httpx.get(f"{url}/tokenizer_info")
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
         assert "tokenizer=FOLDER" in answer.json()["error"]["message"]
