@@ -6,6 +6,7 @@ import bisect
 import difflib
 import hashlib
 import re
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -102,8 +103,11 @@ class Document:
 
 
 def token_digest(token_ids: Iterable[int]) -> str:
-    """SHA-256 in hex of token ids as 64-bit integers."""
-    return hashlib.sha256(array("q", token_ids)).hexdigest()
+    """SHA-256 in hex of token ids as 64-bit integers, least significant byte first."""
+    ids = array("q", token_ids)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return hashlib.sha256(ids).hexdigest()
 
 
 def _bytes(text: str) -> int:

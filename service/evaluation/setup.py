@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
+from service.models.checkpoint.numerics import Numerics
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -20,20 +22,12 @@ CODE = ("patches", "service.evaluation", "service.models.linear", "service.model
 """Packages whose sources decide outcomes."""
 
 
-class ModelSetup(BaseModel):
-    """A model as it computed. ``products`` are those of linear layers on a CPU other than torch's."""
+class ModelSetup(Numerics):
+    """A model as it computed."""
 
     fingerprint: str = Field(description="SHA-256 of its configuration and weights, as in `GET /models`.")
-    torch: str
-    transformers: str
-    device: str
-    hardware: str
-    dtype: str
-    threads: int
-    tensor_parallel: int
-    products: list[str]
     score_chunk: int | None = Field(description="`ROPEWAY_SCORE_CHUNK`; null is as many tokens as suit the device.")
-    tokenizer: str = Field(description="SHA-256 of the tokenizer's vocabulary and rules.")
+    tokenizer: str = Field(description="SHA-256 of the tokenizer: vocabulary, rules, special tokens and chat template.")
     eos_token_ids: list[int] = Field(description="Tokens that end an answer.")
 
 
@@ -52,7 +46,7 @@ def setup_of(names: Iterable[str], models: ModelRegistry) -> Setup:
         served = models.get(name)
         found[name] = ModelSetup(
             fingerprint=served.contents,
-            **served.numerics._asdict(),
+            **served.numerics.model_dump(),
             score_chunk=served.score_chunk,
             tokenizer=served.tokenizer_hash,
             eos_token_ids=list(served.engine.eos_token_ids),

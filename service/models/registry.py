@@ -18,8 +18,9 @@ from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
 from service.engine.verification import checked_length
 from service.metrics import Metrics
-from service.models.checkpoint.fingerprint import Numerics, numerics, of_tokenizer
+from service.models.checkpoint.fingerprint import numerics, of_tokenizer
 from service.models.checkpoint.loading import Checkpoint, ModelLoadError, refuse_undivided
+from service.models.checkpoint.numerics import Numerics
 from service.models.checkpoint.quantization import Quantization
 from service.models.memory.available_memory import free_bytes
 from service.models.memory.cache_size import CPU_REACH, cache_bytes, cache_tokens

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from service.evaluation.documents import BUILT_IN
+from service.evaluation.documents import BUILT_IN, token_digest
 from service.inputs import names_of
 
 
@@ -27,11 +27,9 @@ def without_texts(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(name: str, document: str | list[int]) -> str | dict[str, str | int]:
-    """SHA-256 of a text is that of its UTF-8 bytes, as `sha256sum` prints it. For token ids it is that of 64-bit
-    integers, least significant byte first."""
+    """SHA-256 of a text is that of its UTF-8 bytes, as `sha256sum` prints it."""
     if not isinstance(document, str):
-        ids = b"".join(token.to_bytes(8, "little", signed=True) for token in document)
-        return {"name": name, "tokens": len(document), "sha256": hashlib.sha256(ids).hexdigest()}
+        return {"name": name, "tokens": len(document), "sha256": token_digest(document)}
     if document in BUILT_IN:
         return document
     encoded = document.encode(errors="surrogatepass")

@@ -9,10 +9,11 @@ import hashlib
 import json
 from collections.abc import Iterator
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from service.models.checkpoint.numerics import Numerics
 from service.models.linear.layers import products_of
 from service.models.memory.weights import parts, whole
 from service.sharing.cpus import processor
@@ -29,7 +30,7 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def fingerprint(model: Any, of_contents: str | None = None) -> str:
     """SHA-256 in hex of a model's contents, which are ``of_contents`` if known, and of the numerics it runs with."""
-    return _digest([of_contents or contents(model), numerics(model)._asdict()])
+    return _digest([of_contents or contents(model), numerics(model).model_dump()])
 
 
 def contents(model: Any) -> str:
@@ -62,23 +63,6 @@ def _sums(tensor: torch.Tensor) -> list[list[int]]:
         values = block.long()
         sums.append(torch.stack((values.sum(), (values * places[: len(values)]).sum())).tolist())
     return sums
-
-
-class Numerics(NamedTuple):
-    """Causes of rounding beside the code. Sums of ``tensor_parallel`` processes are added in another order.
-
-    ``products`` of linear layers are timed, but equal servers of one database agree on them
-    (``service.models.linear.known``).
-    """
-
-    torch: str
-    transformers: str
-    device: str
-    hardware: str
-    dtype: str
-    threads: int
-    tensor_parallel: int
-    products: list[str]
 
 
 def numerics(model: Any) -> Numerics:

@@ -67,7 +67,7 @@ def test_numbers_name_version_device_format_and_threads(
     assert (found.device, found.dtype, found.threads) == ("cpu", "float32", torch.get_num_threads())
     assert (found.tensor_parallel, found.products) == (1, [])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    assert numerics(model) == found._replace(threads=77)
+    assert numerics(model) == found.model_copy(update={"threads": 77})
 
 
 def test_a_fingerprint_names_contents_and_numerics(

@@ -35,10 +35,10 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
   const input = settings.text === OWN ? settings.own : settings.text;
   const target = numberOf(settings.target);
   const windows = numberOf(settings.windows);
-  const problem = problemOf(target ?? usualTarget(model));
-  const unfit = problem ? undefined : windowsProblem(windows, Number(target ?? usualTarget(model)));
-  const wanted = problem || unfit
-    ? [] : bodies(model, methods, target as number | undefined, input, windows as number | undefined);
+  const length = target ?? usualTarget(model);
+  const problem = problemOf(length);
+  const unfit = problem ? undefined : windowsProblem(windows, Number(length));
+  const wanted = problem || unfit ? [] : bodies(model, methods, Number(length), input, windows as number | undefined);
   const { size, counting, left, error, time, again } = useSize(model, wanted);
   const { failure, starting, start } = useStart(wanted, (jobs) => change({ jobs, detached: [] }));
   const shown = failure ?? error;
@@ -63,7 +63,7 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
           <Input label="Target length, tokens" number value={settings.target} placeholder={count(usualTarget(model))}
             hint={`The model was trained on ${count(model.trained_length)}`} set={(target) => change({ target })}
             error={targetError?.replace(/^\d+: /, "")} />
-          <Input label="Windows of the text" number value={settings.windows} placeholder={count(usualWindows(Number(target ?? usualTarget(model))))}
+          <Input label="Windows of the text" number value={settings.windows} placeholder={count(usualWindows(Number(length)))}
             hint="More tell near encodings apart" set={(windows) => change({ windows })} error={unfit} />
           <ModelChoice models={models} value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")} />
         </div>

@@ -30,7 +30,7 @@ function mostWindows(length: number): number {
 }
 
 /** The problem of a target length, if there is one: one message instead of one for each job. */
-export function problemOf(target: number | string | undefined): string | undefined {
+export function problemOf(target: number | string): string | undefined {
   return whole(target, SHORTEST, LONGEST);
 }
 
@@ -57,10 +57,8 @@ const AUTO = "auto";
 
 /** Perplexity of the same tokens at every length, recall of passkeys, and the recommendation, which needs a candidate. */
 export function bodies(
-  model: Model, methods: string[], target: number | undefined, input: string, wanted?: number,
+  model: Model, methods: string[], length: number, input: string, windows = usualWindows(length),
 ): Body[] {
-  const length = target ?? usualTarget(model);
-  const windows = wanted ?? usualWindows(length);
   const common = { model: model.id, methods };
   const lengths = doubling(model.trained_length, length);
   const recalled = lengths.filter((one) => one >= SHORTEST_RECALL || one === length);
