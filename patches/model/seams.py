@@ -1,8 +1,9 @@
 """A patched model in a forward: the seams that ``patches.model.hf`` puts into it.
 
-Seam A, the rotary module, reads slots from the positions. Seam B, the attention, goes through the batch segment by
-segment; ``attention_seam`` has it. Seam C, the embedding of absolute positions, reads slots too. All read the positions
-from the ``Forward`` that the model's replaced ``forward`` opens, since not every architecture hands them on.
+Seam A, the rotary module, reads slots from the positions; ``rotary_seam`` has it. Seam B, the attention, goes through
+the batch segment by segment; ``attention_seam`` has it. Seam C, the embedding of absolute positions, reads slots too.
+All read the positions from the ``Forward`` that the model's replaced ``forward`` opens, since not every architecture
+hands them on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from patches.attention.observation import Observer
 from patches.attention.paged.batch import PagedBatch
 from patches.attention.paged.rows import Variant
 from patches.batch.segments import Batch
-from patches.batch.slots import decode, positions_of
+from patches.batch.slots import positions_of
 from patches.encoding.masks import UNBOUNDED, LayerMask
 from patches.encoding.recipe import AttentionTemperature, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
@@ -38,8 +39,7 @@ from patches.model.measuring.geometry import tempered_layers, text_config
 from patches.model.measuring.measurement import Measurement
 from patches.model.ranks import Ranks, heads_of_rank
 from patches.model.recorded.recording import Recordings
-from patches.model.rotary_tables import plain_positions, planes_of
-from patches.model.steps_ahead import StepsAhead
+from patches.model.rotary_seam import RotarySeam
 from patches.model.written import mark, refuse_other_keys
 
 
@@ -76,16 +76,17 @@ class Patched(Encodings):
         architecture = architecture_of(model)
         embeds = None if architecture is None else architecture.positions
         self.embedding: AbsoluteEmbedding | None = None if embeds is None else embeds(model)
-        self.table_format, self._elsewhere = measurement.table, measurement.elsewhere
+        self.table_format = measurement.table
         self._mask, self._chooses_keys = measurement.mask, measurement.chooses_keys
         self._parameters = parameters_of(model.forward, type(model), "forward")
         self._shares_keys = bool(measurement.shared)
-        self._forwards, self._steps_ahead = Forwards(), StepsAhead()
+        self._forwards = Forwards()
         self._checkpointing = Checkpointing(self._forwards)
         self._keeps_texts_apart: bool | None = None
         self._measuring = threading.RLock()
+        self.rotary = RotarySeam(measurement, self.slots, self._forwards).rotary
         self.attention_seam = AttentionSeam(config, measurement, temperatures, heads, self.slots, self._forwards)
-        self.attention = self.attention_seam.attention  # the model calls it without a step in between
+        self.attention = self.attention_seam.attention  # the model calls both without a step in between
 
     @property
     def smallest_window(self) -> int | None:
@@ -281,51 +282,6 @@ class Patched(Encodings):
             RuntimeError: within another one, or in a forward.
         """
         return self._forwards.carrying(**carried)
-
-    def rotary(
-        self,
-        x: torch.Tensor,
-        position_ids: torch.Tensor | None = None,
-        layer_type: str | None = None,
-        *,
-        module: torch.nn.Module | None = None,
-    ) -> Any:
-        """Seam A: cos and sin of each token by its slot's schedule, in the format of the model's own ``module``.
-
-        Tables that requests do not choose keep their own frequencies.
-        """
-        return self._forwards.current.call(self._rotary, x, position_ids, layer_type, module)
-
-    def _rotary(
-        self,
-        x: torch.Tensor,
-        position_ids: torch.Tensor | None,
-        layer_type: str | None,
-        module: torch.nn.Module | None,
-    ) -> Any:
-        forward = self._forwards.current
-        encoded, planes = forward.position_ids, planes_of(position_ids)
-        if module is not None and not self.rotary_tables.is_chosen(module, layer_type):
-            arguments = () if layer_type is None else (layer_type,)
-            return type(module).forward(module, x, positions_of(encoded), *arguments)
-        elsewhere = position_ids is not None and (
-            module in self._elsewhere or position_ids.shape[-1] != encoded.shape[-1]
-        )
-        if forward.recordings is not None and encoded.device.type == "cpu" and not elsewhere:
-            kind = self.slots.uploads, x.dtype, planes
-            return self._steps_ahead.table(encoded, kind, lambda steps: self._table(*decode(steps), x.dtype, planes))
-        position, slot = decode(encoded)
-        if position_ids is not None and elsewhere:  # cached tokens too, or keys that cover several
-            if forward.packed is not None:
-                raise ValueError("position_ids: a layer rotates cached keys anew, which a packed row does not carry")
-            position, slot = plain_positions(position_ids), slot[:, -1:]
-        if position_ids is not None and len(position) == 1:
-            position = position.expand(position_ids.shape[-2], -1)
-        return self._table(position, slot, x.dtype, planes)
-
-    def _table(self, position: torch.Tensor, slot: torch.Tensor, dtype: torch.dtype, planes: int | None) -> Any:
-        position, inv_freq, factor = self.slots.at_write(position, slot)
-        return self.table_format.table(position, inv_freq, factor, dtype, planes)
 
     def mask_kind(self, *, insists: bool, local: bool) -> MaskKind | None:
         """The whole mask that a layer needs to choose keys, or to add keys to those of the tokens."""
