@@ -30,7 +30,7 @@ from service.api.http.scope import RequestScope, Traffic
 from service.api.jobs import events, files, routes
 from service.api.jobs.partial import WithoutPartial
 from service.api.quotas import RATE_HEADERS, TokenRate
-from service.api.responses import failures
+from service.api.responses.failures import failures
 from service.jobs.database.calls import StoreCalls
 from service.jobs.database.opening import StoreOutOfReach, StoreUnusable, default_url
 from service.jobs.runner import CLOSE_S, JobRunner

@@ -12,8 +12,10 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel
 
-from service.api import responses
-from service.api.responses import ExportResult, GenerateResponse, MethodInfo, ModelInfo, PolicyInfo, Ready
+from service.api.responses.encodings import ExportResult, FullMethodList, MethodInfo, PolicyInfo
+from service.api.responses.generation import GenerateResponse
+from service.api.responses.jobs import JobList, UnitList
+from service.api.responses.models import ModelInfo, ModelList, Ready
 from service.client.errors import RopewayError, incomplete, refusal, translated, written
 from service.client.events import StreamEvent, job_event, json_of, payload, read, stream_event, typed, typed_result
 from service.client.requests import (
@@ -129,7 +131,7 @@ class Ropeway:
     ) -> list[JobInfo]:
         """The newest jobs of this API key, newest first; only those older than the job ``before``, if given."""
         query = httpx.QueryParams(given({"limit": limit, "state": state, "before": before}))
-        listed = self._ask(responses.JobList, "GET", f"/jobs?{query}")
+        listed = self._ask(JobList, "GET", f"/jobs?{query}")
         return listed.jobs
 
     def follow(self, job_id: str, *, after: int = 0) -> Generator[UnitDone | JobInfo]:
@@ -162,7 +164,7 @@ class Ropeway:
 
     def units(self, job_id: str) -> list[UnitDone]:
         """The finished units of a job in any state, in the order of finishing."""
-        listed = self._ask(responses.UnitList, "GET", f"/jobs/{job_id}/units.json")
+        listed = self._ask(UnitList, "GET", f"/jobs/{job_id}/units.json")
         return listed.units
 
     def forget(self, job_id: str) -> None:
@@ -187,7 +189,7 @@ class Ropeway:
 
     def methods(self) -> list[MethodInfo]:
         """All positional encodings, as ``method`` returns them."""
-        listed = self._ask(responses.FullMethodList, "GET", "/methods?full=true")
+        listed = self._ask(FullMethodList, "GET", "/methods?full=true")
         return listed.methods
 
     def export(
@@ -213,7 +215,7 @@ class Ropeway:
 
     def models(self) -> list[ModelInfo]:
         """The served models; one of them is the default."""
-        listed = self._ask(responses.ModelList, "GET", "/models")
+        listed = self._ask(ModelList, "GET", "/models")
         return listed.models
 
     def health(self) -> Ready:

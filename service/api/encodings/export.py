@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from patches import LONGEST, KnownFields, Method, PositionEncoding, problem
 from service.api.docs.openapi import SAMPLE
 from service.api.http.routing import Route
-from service.api.responses import ExportResult
+from service.api.responses.encodings import ExportResult
 from service.errors import ApiError, bad_request
 from service.export.target import Target
 from service.export.targets import (

@@ -13,7 +13,7 @@ from service.api.files import Standalone, json_response, result_file, unpacked_r
 from service.api.http.routing import Route
 from service.api.jobs import partial
 from service.api.jobs.lookup import job_info, stored_job
-from service.api.responses import UnitList
+from service.api.responses.jobs import UnitList
 from service.api.store import store_of, stored
 from service.errors import ApiError
 from service.evaluation.catalogue import any_result

@@ -14,7 +14,7 @@ from service.api.jobs import events, files
 from service.api.jobs.lookup import job_info, linked, runner_of, stored_job, with_files
 from service.api.jobs.submission import IdempotencyKey, accepted, room_for_a_job, submit
 from service.api.quotas import admit
-from service.api.responses import JobList, PlanInfo
+from service.api.responses.jobs import JobList, PlanInfo
 from service.api.store import store_of, stored
 from service.evaluation.catalogue import EVALUATIONS, any_request, plan_of
 from service.evaluation.request import EvaluationRequest
