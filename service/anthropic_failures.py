@@ -38,9 +38,18 @@ def failure_of(error: ApiError, request_id: str) -> dict[str, Any]:
     """The body of a failure, which names the field and the code as on every other route."""
     kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     said = {**body_of(error)["error"], "type": kind}
+    if error.code == "context_length_exceeded":
+        said["message"] = _too_long(*(said[name] for name in ("n_prompt_tokens", "n_new_tokens", "n_ctx")))
     if error.param == "thread":
         said["details"] = WITHOUT_THREADS
     return {"type": "error", "error": said, "request_id": request_id}
+
+
+def _too_long(prompt: int, new: int, n_ctx: int) -> str:
+    """The words by which clients of this API know that they have to shorten a conversation."""
+    if prompt > n_ctx:
+        return f"prompt is too long: {prompt} tokens > {n_ctx} maximum"
+    return f"input length and `max_tokens` exceed context limit: {prompt} + {new} > {n_ctx}"
 
 
 def event_of(error: ApiError) -> tuple[Any, ...]:

@@ -61,7 +61,7 @@ def context_length_exceeded(prompt: int, new: int, n_ctx: int, param: str = "pro
         f"the maximum context length is {n_ctx} tokens. The request exceeds the available context size: "
         f"{prompt} tokens in the prompt and {new} new ones"
     )
-    numbers = {"n_prompt_tokens": prompt, "n_ctx": n_ctx}
+    numbers = {"n_prompt_tokens": prompt, "n_new_tokens": new, "n_ctx": n_ctx}
     return ApiError(400, message, param=param, code="context_length_exceeded", extra=numbers)
 
 

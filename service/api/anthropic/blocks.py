@@ -10,19 +10,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from patches import problem
-from service.api.openai.body import NOT_USED, StoredBody
+from service.api.openai.body import NOT_USED, CacheControl, StoredBody
 from service.api.openai.messages import MOST_MESSAGES
 from service.inputs import one_or_several
 
 NOT_TEXT = ("document", "image", "search_result")
 Id = Annotated[str, Field(max_length=256)]
-
-
-class CacheControl(StoredBody):
-    """A hint: this server caches the prefixes of all prompts."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
 
 
 class Block(StoredBody):

@@ -10,13 +10,13 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from typing_extensions import override
 
 from patches import problem
-from service.api.anthropic.blocks import CacheControl, Texts, Turns, conversation_of, text_of
-from service.api.generation.structure import Schema, Structure
-from service.api.openai.body import NOT_USED, Body
+from service.api.anthropic.blocks import Texts, Turns, conversation_of, text_of
+from service.api.generation.structure import STRICT, Schema, Structure
+from service.api.openai.body import NOT_USED, Body, CacheControl
 from service.api.openai.schemas import SHORT, ConversationBody, ModelName, TurnsBody, example
 from service.api.openai.templating import Effort
 from service.api.openai.tools.offer import Offer
-from service.api.openai.tools.schemas import MOST_TOOLS, Function, Name, NamedFunction
+from service.api.openai.tools.schemas import BY_GRAMMAR, MOST_TOOLS, Function, Name, NamedFunction
 from service.api.openai.unsupported import NOT_SUPPORTED, only
 from service.errors import bad_request
 from service.inputs import ListOfStops
@@ -50,9 +50,7 @@ class Tool(Body):
     name: Name
     description: str | None = None
     input_schema: Schema
-    strict: bool | None = Field(
-        None, description="Inputs of calls that must come have no further keys, unless `input_schema` says so."
-    )
+    strict: bool | None = Field(None, description=f"{BY_GRAMMAR} {STRICT}")
     cache_control: CacheControl | None = Field(None, description=NOT_USED)
 
     @property

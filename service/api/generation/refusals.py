@@ -45,6 +45,7 @@ IN_PLAIN_WORDS = {
     "too many expressions": "the form is too large to follow",
     "Current row has": "the form has too many continuations at one place: have fewer optional keys or choices",
     "NoExtensionBias": "no text has this form",
+    "Value is not JSON serializable": "a number of the form has more than 64 bits",
     "oneOf constraints are not supported": "oneOf is not supported, unless its schemas exclude each other; anyOf is",
 }
 """Reasons by the first words of the library's."""
@@ -63,22 +64,26 @@ def refused(structure: Structure | None) -> Iterator[None]:
     except ChildFailed as error:
         raise bad_request(f"{param}: too large to compile", param) from error
     except GrammarRefused as error:
-        raise bad_request(f"{param}: {_within(structure, str(error))}", param) from error
+        param, why = _within(structure, str(error))
+        raise bad_request(f"{param}: {why}", param) from error
     except GrammarFailed as error:
         message = f"{param}: the answer cannot go on by it: {reason(str(error))}"
         raise bad_request(message, param, "grammar_failed") from error
 
 
-def _within(structure: Structure | None, error: str) -> str:
-    """The reason for a refusal: the function whose arguments it is about, and the keys by their paths."""
-    found, before, schemas = OF_FUNCTION.search(error), "", () if structure is None else structure.schemas
-    if structure is not None and structure.functions and found is not None:
-        before, schemas = f"the parameters of {structure.functions[int(found[2])]!r}: ", schemas[int(found[2]) :]
+def _within(structure: Structure | None, error: str) -> tuple[str, str]:
+    """The field and the reason of a refusal. It names a function and keys by their paths."""
+    if structure is None:
+        return "", reason(error)
+    param, before, schema = structure.param, "", structure.schema
+    if structure.functions and (found := OF_FUNCTION.search(error)):
+        name, schema = list(structure.functions.items())[int(found[2])]
+        param, before = "tools", f"the parameters of {name!r}: "
     said = reason(error)
-    if schemas and (keys := UNENFORCED.match(said)):
-        places = places_of(schemas[0], json.loads(keys[1]))
+    if schema is not None and (keys := UNENFORCED.match(said)):
+        places = places_of(schema, json.loads(keys[1]))
         said = f"{' and '.join(places)} cannot be enforced; leave {'it' if len(places) == 1 else 'them'} out"
-    return f"{before}{said}"
+    return param, f"{before}{said}"
 
 
 def reason(error: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -21,20 +21,25 @@ MOST_CHOICES = 1024
 
 ANY_OBJECT = {"type": "object"}
 
+STRICT = (
+    "True: objects have no further keys, unless the schema says `additionalProperties`. False: they may. "
+    "Null: those that list `properties` have none."
+)
+
 Given = TypeVar("Given")
 
 
 @dataclass(frozen=True)
 class Structure:
     """A grammar of answers: the field ``param`` that asks for it, and ``build`` for its text, by the delimiters of a
-    model. A trial goes behind the text ``lead`` too, where the form begins. ``schemas`` are those in it; calls have
-    theirs by the numbers of their ``functions``."""
+    model. A trial goes behind the text ``lead`` too, where the form begins. The form has the ``schema``, and calls in
+    it those of their ``functions``, in this order."""
 
     param: str
     build: Callable[[Known], str]
     lead: str = ""
-    functions: tuple[str, ...] = ()
-    schemas: tuple[Mapping[str, Any], ...] = ()
+    schema: Mapping[str, Any] | None = None
+    functions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, param: str, form: Callable[[Given], str], given: Given) -> Structure:
@@ -43,20 +48,21 @@ class Structure:
 
     @classmethod
     def of_schema(
-        cls, schema: dict[str, Any] | None, param: str, *, strict: bool | None = False, one_line: bool = False
+        cls, schema: dict[str, Any] | None, param: str, *, strict: bool | None = None, one_line: bool = False
     ) -> Structure:
-        """JSON by ``schema``, or any object. ``strict`` closes the objects of a schema."""
+        """JSON by ``schema``, or any object. ``strict`` is that of ``strictly``."""
         options = ONE_LINE if one_line else FLEXIBLE
 
         def build(known: Known) -> str:
             return of_schema(ANY_OBJECT if schema is None else strictly(schema, strict=strict), options)
 
-        return cls(param, build, schemas=(schema or ANY_OBJECT,))
+        return cls(param, build, schema=schema or ANY_OBJECT)
 
 
 def strictly(schema: dict[str, Any], *, strict: bool | None) -> dict[str, Any]:
-    """``schema``, whose objects have no further keys if it is ``strict``."""
-    return closed(schema) if strict else schema
+    """``schema``, with its objects closed: all of them if it is ``strict``, none if that is false. Else those with
+    ``properties`` are."""
+    return schema if strict is False else closed(schema, bare=bool(strict))
 
 
 def _as_object(value: Any) -> Any:
@@ -71,9 +77,11 @@ def _as_object(value: Any) -> Any:
 
 def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
     try:
-        size = len(json.dumps(schema))
+        size = len(json.dumps(schema, allow_nan=False))
     except RecursionError as error:
         raise problem("nested", "is nested too deeply") from error
+    except ValueError as error:
+        raise problem("not_finite", "holds a number that JSON does not have, such as NaN") from error
     if size > MOST:
         raise problem("too_large", f"may have at most {MOST} characters of JSON")
     return schema
@@ -96,9 +104,7 @@ class StructuredOutputs(KnownFields):
     choice: Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)] | None = Field(
         None, description="One of these texts."
     )
-    disable_additional_properties: bool = Field(
-        False, description="Objects of `json` have no further keys, unless the schema says `additionalProperties`."
-    )
+    disable_additional_properties: bool | None = Field(None, description=f"With `json` only. {STRICT}")
     disable_any_whitespace: bool = Field(False, description="JSON in one line, with a blank behind each `,` and `:`.")
 
     @model_validator(mode="after")
@@ -108,7 +114,7 @@ class StructuredOutputs(KnownFields):
         if len(given) != 1:
             has = " and ".join(given) or "none"
             raise problem("one_of", f"needs exactly one of {', '.join(FORMS)}, and has {has}")
-        if self.disable_additional_properties and self.schema_of_json is None:
+        if self.disable_additional_properties is not None and self.schema_of_json is None:
             raise problem("only_json", "only with json", "disable_additional_properties")
         if self.disable_any_whitespace and not (self.json_object or self.schema_of_json is not None):
             raise problem("only_json", "only with json or json_object", "disable_any_whitespace")

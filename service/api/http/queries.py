@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -30,6 +30,14 @@ def declared(dependant: Dependant) -> dict[str, None] | None:
             return None
         names |= within
     return names
+
+
+def check_no_field(request: Request, fields: Collection[str]) -> None:
+    """Raises:
+    ApiError: for a query parameter with the name of one of the ``fields`` of the body, which would have no effect.
+    """
+    if name := next((name for name in request.query_params if name in fields), None):
+        raise bad_request(f"{name} is a field of the body, and has no effect in the address", name, "invalid_request")
 
 
 def check_query(request: Request, known: dict[str, None] | None) -> None:

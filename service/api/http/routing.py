@@ -1,6 +1,6 @@
 """Every route: its body is read within limits and checked off the event loop. Its work ends with its client.
 
-It refuses query parameters that it does not declare, beside those of the OpenAI API.
+It refuses query parameters that it does not declare. On routes of the OpenAI API, it refuses the names of fields.
 
 FastAPI parses and validates bodies on the event loop: megabytes of JSON would stop every other answer.
 """
@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from email.message import Message
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 
 from service import context
-from service.api.http.queries import check_query, declared, repeated
+from service.api.http.queries import check_no_field, check_query, declared, repeated
 from service.api.http.streaming import unless_disconnected
 from service.errors import MAX_CHARS, ApiError, bad_request, shutting_down
 from service.sharing.admission import Admission
@@ -41,7 +42,8 @@ SCHEMAS = frozenset({"input", "input_schema", "json", "parameters", "schema"})
 """Fields of JSON schemas and of inputs of tools, whose keys are no fields of ours. Their size is bounded otherwise."""
 
 OPENAI = "/v1/"
-"""Routes of the OpenAI API, to which gateways and clients add query parameters: these have no effect here."""
+"""Routes of the OpenAI API, to which gateways and clients add query parameters. These have no effect here, so those
+that are named as a field are refused."""
 
 MAX_SHOWN = 64
 """Characters of a wrong header that are repeated."""
@@ -59,10 +61,12 @@ class Route(APIRoute):
 
     def get_route_handler(self) -> Handler:
         handler, validate = super().get_route_handler(), self._validated
-        known, takes_any = declared(self.dependant), self.path.startswith(OPENAI)
+        known, takes_any, fields = declared(self.dependant), self.path.startswith(OPENAI), self._fields()
 
         async def answer(request: Request) -> Response:
-            if not takes_any:
+            if takes_any:
+                check_no_field(request, fields)
+            else:
                 check_query(request, known)
             if self.body_field is None:
                 return await unless_disconnected(request, handler(request))
@@ -71,6 +75,10 @@ class Route(APIRoute):
             return await unless_disconnected(request, _then(validate(request, raw), handler))
 
         return answer
+
+    def _fields(self) -> Collection[str]:
+        body = None if self.body_field is None else self.body_field.field_info.annotation
+        return body.model_fields if isinstance(body, type) and issubclass(body, BaseModel) else ()
 
     async def _validated(self, request: Request, raw: bytes) -> Request:
         if not raw:
@@ -207,7 +215,8 @@ def _parsed(raw: bytes) -> Any:
     if count(raw, b":") > MOST_FIELDS:
         raise bad_request(f"body: may hold at most {MOST_FIELDS} fields of objects", code="invalid_request")
     try:
-        return json.loads(raw, object_pairs_hook=_fields)
+        # By itself, the library takes halves of surrogate pairs in bytes, and UTF-16.
+        return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_fields)
     except RecursionError:
         raise bad_request("body: not valid JSON: nested too deeply", code="invalid_request") from None
     except json.JSONDecodeError as error:

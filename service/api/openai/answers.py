@@ -21,11 +21,18 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """``reasoning_tokens`` are those of ``reasoning_content``."""
+
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class LegacyLogprobs(BaseModel):
@@ -100,7 +107,7 @@ class ToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """``content`` is null in a message of calls. Reasoning is in ``content`` unless a request has tools."""
+    """``content`` is null in a message of calls. If no response template reads reasoning, ``content`` has it."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None

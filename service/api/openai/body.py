@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, model_validator
 from typing_extensions import override
@@ -52,3 +52,10 @@ class StoredBody(Body):
     @override
     def _asks(cls, name: Any, value: Any) -> bool:
         return value is not None and super()._asks(name, value)
+
+
+class CacheControl(StoredBody):
+    """Anthropic's hint, which gateways pass on: this server caches the prefixes of all prompts."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None

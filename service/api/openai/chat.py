@@ -102,10 +102,11 @@ class _Answer:
             emit(chunk)
 
         async def one_choice(index: int) -> None:
-            frame, so_far, calls = {"index": index, "logprobs": None, "finish_reason": None}, Generation(), 0
+            frame, calls = {"index": index, "logprobs": None, "finish_reason": None}, 0
+            so_far, reasoning = Generation(), 0
 
             def send_one(parts: dict[str, Any], prompt_ids: list[int] | None = None) -> None:
-                usage = self._used.so_far(so_far) if streams.continuous_usage_stats else None
+                usage = self._used.so_far(so_far, 0, reasoning) if streams.continuous_usage_stats else None
                 send([{**frame, **parts}], usage, prompt_ids)
 
             content = None if self._conversation.offer.must else ""  # as OpenAI begins calls and texts
@@ -113,7 +114,7 @@ class _Answer:
             ids = TokenIds()
             async with aclosing(self._parts(index)) as parts:
                 async for part in parts:
-                    so_far = part.piece.generation
+                    so_far, reasoning = part.piece.generation, part.reasoning
                     for fields in self._with_ids(self._deltas(part, calls), part, ids):
                         send_one(fields)
                     calls += len(part.said.calls)
@@ -151,7 +152,7 @@ class _Answer:
             async for part in parts:
                 yield part
                 if part.finish_reason is not None:
-                    self._used.add(part.piece.generation)
+                    self._used.add(part.piece.generation, reasoning=part.reasoning)
 
     def _logprobs(self, pieces: list[Piece]) -> ChatLogprobs | None:
         if not self._body.logprobs:

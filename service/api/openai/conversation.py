@@ -31,10 +31,11 @@ from service.settings import Settings
 
 
 class Part(NamedTuple):
-    """An answer's part from one step."""
+    """An answer's part from one step; ``reasoning`` counts the answer's tokens of reasoning so far."""
 
     piece: Piece
     said: Said
+    reasoning: int
     finish_reason: ChatFinishReason | None
 
 
@@ -49,17 +50,22 @@ class Conversation:
 
     async def parts(self, answer: int, sampling: SamplingParams) -> AsyncGenerator[Part]:
         """Parts of one answer, the last of them with a finish reason. A call ends it if only one may come."""
-        has_called = False
+        has_called, reasoning, unsaid = False, 0, 0
         async with aclosing(self.prepared.generate(answer, sampling)) as pieces:
             async for piece in pieces:
                 said = self.readers[answer].take(piece.text, final=piece.finish_reason is not None)
                 if not self.offer.several:
                     said = replace(said, calls=said.calls[:1])
                 has_called = has_called or bool(said.calls)
+                unsaid += len(piece.tokens)  # a reader holds back a text that may begin a delimiter
+                if said.reasoning:
+                    reasoning += unsaid
+                if said.reasoning or said.text or said.calls:
+                    unsaid = 0
                 finish_reason: ChatFinishReason | None = piece.finish_reason
                 if has_called and (finish_reason == "stop" or not (self.offer.several or finish_reason)):
                     finish_reason = "tool_calls"
-                yield Part(piece, said, finish_reason)
+                yield Part(piece, said, reasoning, finish_reason)
                 if finish_reason is not None:
                     break
 

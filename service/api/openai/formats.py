@@ -6,11 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from service.api.generation.structure import Schema, Structure
+from service.api.generation.structure import STRICT, Schema, Structure
 from service.api.openai.body import NOT_USED, Body
 from service.api.openai.unsupported import only
-
-STRICT = "Objects have no further keys, unless the schema says `additionalProperties`."
 
 
 class TextFormat(Body):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from patches import KnownFields, problem
-from service.api.openai.body import Body
+from service.api.openai.body import NOT_USED, Body, CacheControl
 from service.api.openai.tools.schemas import Calls
 from service.api.openai.unsupported import NOT_SUPPORTED_IN_MESSAGES
 from service.inputs import one_or_several
@@ -21,6 +21,7 @@ class TextPart(KnownFields):
 
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = Field(None, description=NOT_USED)
 
     @classmethod
     def unknown_field(cls, name: str) -> str:
@@ -42,6 +43,7 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = Field(description="Text, or parts of it.")
     name: str | None = None
+    cache_control: CacheControl | None = Field(None, description=NOT_USED)
     reasoning_content: str | None = Field(None, description="Reasoning of an assistant, which some templates write.")
     tool_calls: Calls | None = Field(None, description="Calls of an assistant.")
     tool_call_id: Annotated[str, Field(max_length=256)] | None = Field(

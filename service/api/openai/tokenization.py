@@ -8,8 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field, StrictInt
 
-from service.api.files import json_response
-from service.api.generation.prompts import prompts_of
+from service.api.generation.prompts import check_text_size, read_prompt
 from service.api.http.routing import Route
 from service.api.openai.body import Body
 from service.api.openai.messages import Messages
@@ -104,13 +103,17 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         tools = Offer.of([tool.function for tool in body.tools or []], None, several=True).for_template()
         text = await run_in_threadpool(body.templated, messages, served, "messages", tools)
         param, special = "messages", body.special_tokens(served)
-    (prompt,) = await prompts_of(request, [text], served, param, add_special_tokens=special)
-    ids = prompt.token_ids
-    answer = Tokens(tokens=ids, count=len(ids), max_model_len=name.target.model.max_length)
-    if body.return_token_strs:
-        workers: Workers = request.app.state.workers
-        answer.token_strs = await workers.run_sized(len(ids), lambda: served.tokenizer.convert_ids_to_tokens(ids))
-    return await json_response(answer, len(ids), request)
+    check_text_size(text, request, param)
+
+    def written() -> str:
+        """The answer. Millions of token ids wait for no other thread: each takes 50 bytes until it is written."""
+        ids = read_prompt(text, served.tokenizer, add_special_tokens=special).token_ids
+        spelt = served.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
+        longest = name.target.model.max_length
+        return Tokens(tokens=ids, count=len(ids), max_model_len=longest, token_strs=spelt).model_dump_json()
+
+    workers: Workers = request.app.state.workers
+    return Response(await workers.run_sized(len(text), written), media_type="application/json")
 
 
 @router.post("/detokenize")

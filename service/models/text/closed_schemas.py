@@ -1,5 +1,7 @@
 """Schemas whose objects have no further keys, as OpenAI's ``strict`` has it.
 
+Models that know no form write such keys until they are cut off. Servers such as llama.cpp close objects unasked, too.
+
 ``additionalProperties: false`` knows the properties beside it only. Two closed schemas of one object exclude each
 other's keys, so no object is valid by both. Such schemas stay open: branches of ``allOf``, and those beside others.
 """
@@ -15,8 +17,11 @@ KEYS = ("properties", "patternProperties", "additionalProperties", "unevaluatedP
 """Keys by which a schema says which keys an object has."""
 
 
-def closed(schema: Mapping[str, Any]) -> Node:
-    """``schema``, and ``additionalProperties: false`` for each object in it that does not say it itself."""
+def closed(schema: Mapping[str, Any], *, bare: bool) -> Node:
+    """``schema``, and ``additionalProperties: false`` for each object in it that does not say it itself.
+
+    Without ``bare``, objects that list no ``properties`` stay open.
+    """
     made = copied(schema)
     nodes = [node for _, node in walk(made)]
     parts = {id(node): _parts(made, node) for node in nodes}
@@ -28,7 +33,8 @@ def closed(schema: Mapping[str, Any]) -> Node:
     opened = _reached([node for node in nodes if _says_keys(node) + len(given[id(node)]) > 1], below)
     for node in nodes:
         says = "additionalProperties" in node or "unevaluatedProperties" in node
-        if _is_of_objects(node) and not says and id(node) not in opened and not given[id(node)]:
+        takes_none = bare or "properties" in node
+        if _is_of_objects(node) and takes_none and not says and id(node) not in opened and not given[id(node)]:
             node["additionalProperties"] = False
     return made
 

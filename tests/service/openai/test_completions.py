@@ -31,6 +31,7 @@ def test_the_four_kinds_of_prompt(http: httpx.Client, tokenizer: Any) -> None:
         "completion_tokens": 24,
         "total_tokens": len(ids[0]) + len(ids[1]) + 24,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert [answer(http, prompt=p, **GREEDY)["choices"][0]["text"] for p in (texts[0], ids[1])] == by_texts
 

@@ -63,7 +63,7 @@ class _Answer:
         async with aclosing(self._conversation.parts(0, sampling)) as parts:
             async for part in parts:
                 items.add(part.said, self._logprobs(part))
-                self._reasoning += len(part.piece.tokens) if part.said.reasoning else 0
+                self._reasoning = part.reasoning
         status: Status = "incomplete" if part.finish_reason == "length" else "completed"
         return self._response(status, items.closed(status), part.piece.generation)
 

@@ -20,6 +20,7 @@ from service.api.openai.tools.schemas import (
 from service.errors import bad_request
 from service.models.registry import ServedModel
 from service.models.text.grammar_parts import LIST, Known, Listing, behind_reasoning, either, of_calls
+from service.models.text.grammar_text import GrammarRefused
 from service.models.text.response_templates import (
     BUILT_IN,
     Thought,
@@ -29,6 +30,8 @@ from service.models.text.response_templates import (
     thinks,
     thought_of,
 )
+
+TOOLS = "tools"
 
 Choice = str | NamedTool | NamedFunction | AllowedTools | FlatAllowedTools
 
@@ -98,18 +101,22 @@ class Offer:
         """The grammar of calls that must come."""
         if not self.must:
             return None
-        names, schemas = tuple(each.name for each in self.callees), tuple(self._arguments().values())
-        return Structure("tools", partial(self._calls, LIST), functions=names, schemas=schemas)
+        return Structure(TOOLS, partial(self._calls, LIST), functions=self._arguments())
 
     def _arguments(self) -> dict[str, dict[str, Any]]:
-        """Schemas of the arguments, by function."""
-        return {each.name: strictly(each.parameters or ANY_OBJECT, strict=each.strict) for each in self.callees}
+        """Schemas of the arguments, by function. If the model decides, only those of strict ones: one that no grammar
+        can express would refuse them all."""
+        given = {each.name: each.parameters if self.must or each.strict else None for each in self.callees}
+        return {each.name: strictly(given[each.name] or ANY_OBJECT, strict=each.strict) for each in self.callees}
 
     def _calls(self, listing: Listing, known: Known) -> str:
-        """If the model decides, arguments are any objects, as they are without a form."""
-        names = [function.name for function in self.callees]
-        schemas = self._arguments() if self.must else dict.fromkeys(names, ANY_OBJECT)
-        return of_calls(schemas, several=self.several, listing=listing, known=known)
+        """Raises:
+        ApiError: for parameters that no grammar can express, also where another field asks for a form.
+        """
+        try:
+            return of_calls(self._arguments(), several=self.several, listing=listing, known=known)
+        except GrammarRefused as error:
+            raise bad_request(f"{TOOLS}: {error}", TOOLS) from error
 
     def thought(self, asked: Structure | None, served: ServedModel, prompt: str) -> Thought | None:
         """The reasoning that may precede an answer by a grammar: ``asked`` for, or of calls that must come.
@@ -152,7 +159,8 @@ class Offer:
             return behind_reasoning(form, known(thought.opens), known(thought.closes), begun=thought.begun)
 
         lead = "" if thought is None else f"{'' if thought.begun else thought.opens}.{thought.closes}"
-        return replace(structure, build=build, lead=lead)
+        functions = structure.functions if listing is None else self._arguments()
+        return replace(structure, build=build, lead=lead, functions=functions)
 
     @property
     def decides(self) -> bool:

@@ -8,10 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from patches import problem
-from service.api.generation.structure import Schema
-from service.api.openai.body import NOT_USED, Body
+from service.api.generation.structure import STRICT, Schema
+from service.api.openai.body import NOT_USED, Body, CacheControl
 
 MOST_TOOLS = 128
+
+BY_GRAMMAR = "Calls that must come have arguments by a grammar. Beside a form, so have other calls of strict functions."
 
 MOST_ARGUMENTS = 1 << 20
 """Characters of the arguments of one call."""
@@ -19,15 +21,17 @@ MOST_ARGUMENTS = 1 << 20
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$", description="Letters, digits, `_`, `.` and `-`.")]
 
 
-class Function(Body):
+class _Hinted(Body):
+    cache_control: CacheControl | None = Field(None, description=NOT_USED)
+
+
+class Function(_Hinted):
     """A function of the client: its name, its purpose, and the JSON schema of its arguments."""
 
     name: Name
     description: str | None = None
     parameters: Schema | None = Field(None, description="JSON schema of the arguments; without one, any object.")
-    strict: bool | None = Field(
-        None, description="Arguments of calls that must come have no further keys, unless `parameters` say so."
-    )
+    strict: bool | None = Field(None, description=f"{BY_GRAMMAR} {STRICT}")
 
     def for_template(self) -> dict[str, Any]:
         """The function for chat templates."""
@@ -38,7 +42,7 @@ class Function(Body):
         }
 
 
-class Tool(Body):
+class Tool(_Hinted):
     """The form of chats."""
 
     type: Literal["function"]

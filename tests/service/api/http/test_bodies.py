@@ -191,6 +191,17 @@ def test_half_a_surrogate_pair_is_no_text(
     assert "half a surrogate pair" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/tokenize"])
+def test_a_body_is_utf_8(served: tuple[str, FastAPI], path: str) -> None:
+    """By itself, the library of JSON takes halves of pairs as bytes, and UTF-16."""
+    for content in (b'{"prompt": "\xed\xa0\x80"}', json.dumps({"prompt": "\ud800"}).encode("utf-16")):
+        reply = httpx.post(f"{served[0]}{path}", content=content, headers=JSON)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["message"].startswith("body: not valid JSON: 'utf-8' codec can't decode byte")
+    marked = b'\xef\xbb\xbf{"prompt": "a"}'
+    assert httpx.post(f"{served[0]}{path}", content=marked, headers=JSON).status_code == 200
+
+
 def test_whole_pairs_are_text() -> None:
     check_text(json.loads('{"prompt": "\\ud83d\\ude00", "n": [1, null]}'))
     with pytest.raises(ApiError, match=r"prompt\.0: character 2"):

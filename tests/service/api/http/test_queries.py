@@ -61,6 +61,14 @@ def test_pages_probes_and_routes_of_openai_take_any(client: httpx.Client, addres
     assert client.get(address, params={"v": "1", "t": "2"}).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+def test_a_field_of_the_body_is_no_parameter_there(client: httpx.Client, path: str) -> None:
+    answer = client.post(f"/v1/{path}", params={"api-version": "1", "pe": "yarn:4"}, json={})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "pe")
+    assert error["message"] == "pe is a field of the body, and has no effect in the address"
+
+
 def test_a_long_name_is_cut(client: httpx.Client) -> None:
     error = client.get("/models", params={"x" * 9000: 1}).json()["error"]
     assert len(error["message"]) < 300

@@ -56,7 +56,7 @@ OPEN: dict[str, dict[str, Any]] = {
 def test_closed_objects_have_no_further_keys(name: str) -> None:
     schema, right, wrong = CLOSED[name]
     before = json.dumps(schema)
-    grammar = of_schema(closed(schema))
+    grammar = of_schema(closed(schema, bare=True))
     assert follows(grammar, right)
     assert not follows(grammar, wrong)
     assert json.dumps(schema) == before
@@ -64,9 +64,9 @@ def test_closed_objects_have_no_further_keys(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPEN)
 def test_schemas_that_join_stay_open(name: str) -> None:
-    assert follows(of_schema(closed(OPEN[name])), '{"a":1,"b":1}')
+    assert follows(of_schema(closed(OPEN[name], bare=True)), '{"a":1,"b":1}')
     inner = {"items": OPEN[name] if "$defs" not in OPEN[name] else {}, "type": "array"}
-    assert tried(of_schema(closed(inner)), "") == ""
+    assert tried(of_schema(closed(inner, bare=True)), "") == ""
 
 
 def test_a_schema_may_be_nested_deeply() -> None:
@@ -74,9 +74,9 @@ def test_a_schema_may_be_nested_deeply() -> None:
     schema: dict[str, Any] = A
     for _ in range(300):
         schema = {"anyOf": [schema]}
-    assert json.dumps(closed(schema)).count("additionalProperties") == 1
+    assert json.dumps(closed(schema, bare=True)).count("additionalProperties") == 1
     names = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, A]} for n in range(600)}
-    assert json.dumps(closed({"$ref": "#/$defs/d0", "$defs": names})).count("additionalProperties") == 600
+    assert json.dumps(closed({"$ref": "#/$defs/d0", "$defs": names}, bare=True)).count("additionalProperties") == 600
 
 
 @pytest.mark.parametrize("name", sorted(ENFORCED_FORMATS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -188,6 +189,23 @@ def test_a_refusal_has_the_form_of_the_api(
     assert (error.type, error.body["error"]["param"]) == ("invalid_request_error", param)  # type: ignore[index]
     assert says in (error.api_message or "")
     assert error.request_id == error.body["request_id"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("words", "most", "says"),
+    [
+        (5000, 4, r"^prompt is too long: \d+ tokens > 4096 maximum$"),
+        (3500, 1000, r"^input length and `max_tokens` exceed context limit: \d+ \+ 1000 > 4096$"),
+    ],
+)
+def test_a_conversation_that_is_too_long_is_known_as_such(
+    client: anthropic.Anthropic, words: int, most: int, says: str
+) -> None:
+    """By these words, clients shorten it."""
+    messages: list[Any] = [{"role": "user", "content": "a " * words}]
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        message(client, messages, max_tokens=most)
+    assert re.match(says, caught.value.api_message or "")
 
 
 def test_values_that_ask_for_nothing_pass(client: anthropic.Anthropic) -> None:

@@ -80,6 +80,9 @@ def test_a_biased_token_has_one_spelling(parroting: httpx.Client, key: str) -> N
 
 def test_values_that_ask_for_nothing_pass(parroting: httpx.Client) -> None:
     answer(parroting, CHAT, messages=ASK, verbosity="medium", seed=-(1 << 63), max_tokens=1)
+    hint = {"cache_control": {"type": "ephemeral"}}
+    hinted = [{"role": "user", "content": [{"type": "text", "text": "x", **hint}], **hint}]
+    answer(parroting, CHAT, messages=hinted, tools=[KNOT | hint, {**tool("a"), **hint}], max_tokens=1)
     answer(parroting, RESPONSES, input="x", include=["reasoning.encrypted_content"], max_output_tokens=16)
     for seed, says in (
         (1 << 63, "must be below 9223372036854775808"),

@@ -1,4 +1,4 @@
-"""Schemas of Pydantic's models on every route: closed by ``strict``, in one line on request, and refused by paths."""
+"""Schemas of Pydantic's models on every route: closed, in one line on request, and refused by paths."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def formed(*, strict: bool | None) -> dict[str, Any]:
 
 class TestObjectsHaveNoFurtherKeys:
     def test_in_chats(self, http: httpx.Client) -> None:
-        made = chat(http, response_format=formed(strict=True))
-        assert is_exact(made["message"]["content"])
-        loose = chat(http, response_format=formed(strict=None), max_tokens=200)
+        for strict in (True, None):
+            assert is_exact(chat(http, response_format=formed(strict=strict))["message"]["content"])
+        loose = chat(http, response_format=formed(strict=False), max_tokens=200)
         assert loose["finish_reason"] == "length", "further keys without an end"
 
     def test_in_responses(self, http: httpx.Client) -> None:
@@ -72,7 +72,7 @@ class TestObjectsHaveNoFurtherKeys:
         assert made["text"]["format"]["schema"] == SCHEMA, "as it was sent"
 
     def test_in_calls_that_must_come(self, parroting: httpx.Client) -> None:
-        function = {"name": "stow", "parameters": SCHEMA, "strict": True}
+        function: dict[str, Any] = {"name": "stow", "parameters": SCHEMA}
         body: dict[str, Any] = {"tools": [{"type": "function", "function": function}], "parallel_tool_calls": False}
         body["chat_template_kwargs"] = {"script": "[says]", "hushed": True}
         made = chat(parroting, **body, tool_choice="required")
@@ -97,6 +97,12 @@ class TestObjectsHaveNoFurtherKeys:
 TAGS = {"properties": {"tags": {"type": "array", "uniqueItems": True}}}
 NAMES = {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "object", "propertyNames": {}}}}
 FORM = "response_format.json_schema.schema"
+REGEX = {"structured_outputs": {"regex": "a"}}
+
+
+def strictly(name: str, **properties: Any) -> dict[str, Any]:
+    made = tool(name, **properties)
+    return {**made, "function": made["function"] | {"strict": True}}
 
 
 @pytest.mark.parametrize(
@@ -113,6 +119,17 @@ FORM = "response_format.json_schema.schema"
             "tools: the parameters of 'b': properties.tags.uniqueItems cannot be enforced; leave it out",
         ),
         (
+            {"tools": [tool("a"), strictly("b", tags={"uniqueItems": True})], **REGEX},
+            "tools: the parameters of 'b': properties.tags.uniqueItems cannot be enforced; leave it out",
+        ),
+        (
+            {
+                "tools": [tool("a") | {"function": {"name": "a", "parameters": {"type": "array"}, "strict": True}}],
+                **REGEX,
+            },
+            "tools: the arguments of 'a' are no object",
+        ),
+        (
             {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
             "structured_outputs.disable_any_whitespace: only with json or json_object",
         ),
@@ -121,7 +138,7 @@ FORM = "response_format.json_schema.schema"
             "structured_outputs.disable_additional_properties: only with json",
         ),
     ],
-    ids=["tags", "names", "two keys", "a tool", "blanks", "keys"],
+    ids=["tags", "names", "two keys", "a tool", "a tool beside a form", "no object", "blanks", "keys"],
 )
 def test_a_refusal_names_the_place(parroting: httpx.Client, body: dict[str, Any], said: str) -> None:
     if schema := body.get("response_format"):

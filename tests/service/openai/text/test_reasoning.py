@@ -13,7 +13,7 @@ import pytest
 from service.models.text.response_templates import BUILT_IN, Thought, thinks, thought_of
 from tests.service.conftest import tiny_tokenizer
 from tests.service.openai.conftest import answer, chunks
-from tests.service.openai.parrot import TOOLS
+from tests.service.openai.parrot import TOOLS, tool
 
 PATH = "/v1/chat/completions"
 ASK: list[Any] = [{"role": "user", "content": "How many turns?"}]
@@ -84,6 +84,33 @@ def test_calls_come_in_place_of_an_answer_by_a_schema(
     assert (content, finish_reason) == (None, "tool_calls")
     assert reasoning == ("Not <b> now." if "thinks" in script else None)
     assert [(call["name"], json.loads(call["arguments"])) for call in found] == calls
+
+
+@pytest.mark.parametrize(("strict", "knot"), [(True, "bowline"), (None, "hitch")])
+def test_strict_calls_that_the_model_may_make_beside_a_form(
+    parroting: httpx.Client, knot: str, *, strict: bool | None
+) -> None:
+    """The model would tie a hitch."""
+    offered = tool("tie", knot={"const": "bowline"})
+    offered["function"]["strict"] = strict
+    options = {"parallel_tool_calls": False, "temperature": 0, "max_tokens": 200}
+    _, _, found, finish_reason = both(parroting, **told("[calls]", response_format=FORM, tools=[offered], **options))
+    assert finish_reason == "tool_calls"
+    assert [json.loads(call["arguments"])["knot"] for call in found] == [knot]
+
+
+@pytest.mark.parametrize(("most", "of_reasoning"), [(1, 0), (2, 2), (60, 3)])
+def test_its_tokens_are_counted(parroting: httpx.Client, most: int, of_reasoning: int) -> None:
+    """Those of a text that is held back too, since it may begin a delimiter."""
+    body = told("[thinks]", max_tokens=most)
+    usage = answer(parroting, PATH, **body)["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": of_reasoning}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    shown = [chunk["usage"] for chunk in chunks(parroting, PATH, **body, stream_options=options)]
+    assert [each["completion_tokens_details"]["reasoning_tokens"] for each in shown][-1] == of_reasoning
+    asked = {"input": "Which?", "max_output_tokens": most, "chat_template_kwargs": {"script": "[thinks]"}}
+    made = answer(parroting, "/v1/responses", **asked)
+    assert made["usage"]["output_tokens_details"] == {"reasoning_tokens": of_reasoning}
 
 
 @pytest.mark.parametrize("script", ["[says]", "[thinks, fits]", "[thinks, calls]", "[calls]", "[stumbles]"])
