@@ -103,6 +103,7 @@ class Settings(BaseSettings):
     threads: int | None = Field(
         None,
         ge=1,
+        le=4096,
         description="CPU threads for the model, all ranks together; when unset, torch's choice or the CPUs that the "
         "container may use.",
     )
@@ -185,7 +186,9 @@ class Settings(BaseSettings):
         "many as fit into two thirds of the memory that weights and caches leave, at most 262144.",
     )
     page_size: int = Field(32, ge=4, le=1024, description="Tokens per page of the cache, at most `cache_tokens`.")
-    max_batch_tokens: Count = Field(1024, description="Most tokens in one forward; longer prompts prefill in chunks.")
+    max_batch_tokens: int = Field(
+        1024, ge=1, le=1 << 20, description="Most tokens in one forward; longer prompts prefill in chunks."
+    )
     max_requests_per_batch: Count = Field(128, description="Most requests that decode together.")
     score_chunk: Count | None = Field(
         None,

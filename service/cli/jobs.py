@@ -137,7 +137,8 @@ def resume(job_id: Id, server: Server = None) -> None:
     """Queue a cancelled or failed job again. Its finished units are not repeated."""
     with _connected(server) as client:
         job = client.resume(_whole(client, job_id))
-    stdout.print(f"{job.id[:12]} is {job.state}; {job.units_done} of {job.units_total} units are finished")
+    finished = f"{job.units_done} of {job.units_total} units are finished"
+    stdout.print(f"{job.id[:12]} is {job.state}; {finished}, and are not repeated unless code or weights have changed")
 
 
 @jobs.command("cancel")

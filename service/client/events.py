@@ -110,5 +110,5 @@ def typed_result(value: Any, response: httpx.Response) -> EvaluationResult:
 
 
 def _unexpected(response: httpx.Response) -> RopewayError:
-    message = f"{response.request.url} gave an answer that this client does not know"
+    message = f"{response.request.url} gave an answer that this client does not know; the server may be another version"
     return RopewayError(message, status=response.status_code, code="invalid_answer", headers=response.headers)

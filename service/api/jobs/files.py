@@ -112,6 +112,8 @@ async def _result(job_id: str, request: Request) -> Packed:
         found = await (stored(request, result, tenant, job_id) if is_new else partial.of_ended(info, request))
     if found is None:
         why = f": {info.error.message}" if info.error else ""
+        if info.may_have_partial and not info.error:
+            why = ", and has no method that is complete by the code and the weights of this server"
         units = f"; its {info.units_done} finished units are in units.json and units.csv" if info.units_done else ""
         raise ApiError(409, f"the job has no result, it is {info.state}{why}{units}", code=f"job_{info.state}")
     return found

@@ -263,7 +263,8 @@ def _checked(connection: Connection) -> bool:
 
         known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
         if version not in known:
-            raise _NotOursError(f"its version {version} is unknown: a newer ropeway made it")
+            why = f"its version {version} is unknown: a newer ropeway made it. Start that one, or restore a backup"
+            raise _NotOursError(why)
         return False
     columns = inspect(connection).get_multi_columns()  # one query, where each table's own takes milliseconds
     for table in Base.metadata.sorted_tables:

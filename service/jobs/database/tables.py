@@ -24,7 +24,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from service.jobs.records import JobState
 
-VERSION = "0008"
+VERSION = "0009"
 """The newest migration. A database of this version is opened without Alembic, whose import takes a while."""
 
 BigId = BigInteger().with_variant(Integer, "sqlite")

@@ -138,7 +138,7 @@ def test_a_job_that_ended_early_is_read_and_goes_on(server: str, client: Ropeway
     assert "default" in shown.stdout
     assert "yarn" not in shown.stdout
     resumed = ropeway("jobs", "resume", cancelled[:16], "--server", server)
-    assert "queued; 1 of 2 units are finished" in resumed.stdout
+    assert "queued; 1 of 2 units are finished, and are not repeated unless" in resumed.stdout
     followed = ropeway("jobs", "follow", cancelled, "--server", server)
     assert followed.exit_code == 0, followed.output
     assert "yarn(factor=4)" in followed.stdout

@@ -22,6 +22,7 @@ from sqlalchemy import text
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.jobs.database.opening import VERSION_TABLE, Database, StoreUnusable, _config, default_url
 from service.jobs.database.tables import VERSION, Base
+from service.jobs.storage.listed import LISTED_REQUEST
 from service.jobs.storage.refusals import TooManyJobBytes
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.terms import Terms
@@ -88,6 +89,22 @@ def test_jobs_of_the_first_version_are_kept(url: str) -> None:
         migrated.check_room("anna", Terms(most_bytes=100))
     again = migrated.add("anna", request, models=["tiny"], units=6, tokens=384, terms=Terms(idempotency_key="a"))
     assert [job.id for job in migrated.list("anna")] == [again.id, kept.id]
+    migrated.close()
+
+
+def test_long_requests_of_former_versions_are_listed_without_their_documents(url: str) -> None:
+    store = JobStore(url)
+    request = PerplexityRequest.model_validate(body() | {"input": "a" * (LISTED_REQUEST + 1)})
+    store.add("anna", request, models=["tiny"], units=6, tokens=384)
+    (shown,) = store.list("anna")
+    with store.database.engine.begin() as connection:
+        connection.execute(text("UPDATE jobs SET listed = NULL"))
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0008'"))
+    store.close()
+    migrated = JobStore(url)
+    (again,) = migrated.list("anna")
+    assert again.request == shown.request != {}
+    assert "input" not in again.request
     migrated.close()
 
 

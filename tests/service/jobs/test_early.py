@@ -126,7 +126,9 @@ def test_a_job_without_a_complete_method_points_to_its_units(
     assert job(client, job_id)["links"] == links
     answer = client.get(f"/jobs/{job_id}/results.json")
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "job_cancelled")
-    assert "finished units are in units.json" in answer.json()["error"]["message"]
+    message = answer.json()["error"]["message"]
+    assert "finished units are in units.json" in message
+    assert "no method that is complete by the code and the weights of this server" in message
     assert len(client.get(f"/jobs/{job_id}/units.json").json()["units"]) == job(client, job_id)["units_done"]
     assert looks == [job_id], "the decision is made once"
 
