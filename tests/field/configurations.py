@@ -167,11 +167,12 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
 
 _FALCON = {"multi_query": False, "num_kv_heads": 4, "parallel_attn": False, "bias": True}
 _SHARED_WIDER_KEYS = {**_SHARED_KEYS, "per_layer_config": {1: {"head_dim": 32}, 3: {"head_dim": 32}}}
+_FEWER_WIDER_KEYS = {"per_layer_config": {1: {"head_dim": 32, "num_key_value_heads": 1}}}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon (grouped keys)": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon (a key per head)": ("falcon", _FALCON),
     "falcon (ALiBi)": ("falcon", {**_FALCON, "alibi": True}),
-    "gemma4_text (keys as values)": ("gemma4_text", {"attention_k_eq_v": True}),
+    "gemma4_text (keys as values)": ("gemma4_text", {"attention_k_eq_v": True, **_FEWER_WIDER_KEYS}),
     "gemma4_text (shared keys)": ("gemma4_text", _SHARED_WIDER_KEYS),
     "granitemoehybrid (RoPE)": ("granitemoehybrid", {"position_embedding_type": "rope"}),
     "zamba2 (RoPE)": ("zamba2", {"use_mem_rope": True}),

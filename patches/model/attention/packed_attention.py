@@ -39,7 +39,7 @@ class PackedAttention:
         own = [layer for layer in range(layers) if layer not in shared]
         self._layers, self._shared = len(own), shared
         self._with_pages = {layer: own.index(shared.get(layer, layer)) for layer in range(layers)}
-        self._width, self._calls = measurement.cached.width, measurement.cached.calls
+        self._cached_as, self._calls = measurement.cached, measurement.cached.calls
         self.rows = segments.rows
 
     def attend(
@@ -99,7 +99,7 @@ class PackedAttention:
     ) -> torch.Tensor:
         """As ``attend``, from the pages themselves once they have the new keys and values."""
         new_key, new_value = self._through_cache(key, value, batch, paged, index)
-        pages = _narrowed(paged["k_cache"], key.shape[-1]), _narrowed(paged["v_cache"], value.shape[-1])
+        pages = _unpacked(paged["k_cache"], key), _unpacked(paged["v_cache"], value)
         role, group = self._segments.role(index), paged.get("group", 0)
         if index not in self._shared:
             batch.write(new_key[0].transpose(0, 1), new_value[0].transpose(0, 1), pages, group)
@@ -121,7 +121,7 @@ class PackedAttention:
             if "in place" not in rows:
                 lengths = packed_lengths(batch, cache.key_edges(paged))
                 rows["in place"] = Row(batch, *lengths, cache.places_written(paged), cache.spare_places)
-            return rows["in place"], (_narrowed(keys, key.shape[-1]), _narrowed(values, value.shape[-1]))
+            return rows["in place"], (keys[..., : key.shape[-1]], values[..., : value.shape[-1]])
         if "cache" in paged:
             paged = dict(paged)  # the cache writes what belongs to this layer into it
             key, value = self._through_cache(key, value, batch, paged, index)
@@ -133,21 +133,36 @@ class PackedAttention:
     def _through_cache(
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, paged: dict[str, Any], index: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of whole sequences, in their two widths: the paged cache has rows of one width.
+        """Keys and values of whole sequences, as this layer has them: all layers of the paged cache have rows alike.
 
         With block tables, the cache only puts its pages into ``paged``, and the new states come back.
         """
         keys, values = paged["cache"].update(*self._cached_states(key, value, batch, index), paged)
-        return _narrowed(keys, key.shape[-1]), _narrowed(values, value.shape[-1])
+        found = (_unpacked(states.transpose(1, 2), own) for states, own in ((keys, key), (values, value)))
+        keys, values = (states.transpose(1, 2) for states in found)
+        return keys, values
 
     def _cached_states(
         self, key: torch.Tensor, value: torch.Tensor, batch: Batch, index: int
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """The new states in the width of the cache, and their layer. A layer that attends again is another layer."""
+        """The new states in rows of the cache, and their layer. A layer that attends again is another layer."""
         layer = self._with_pages[index] + (self._layers * batch.calls_before(index) if self._calls > 1 else 0)
-        return widened(key, self._width), widened(value, self._width), layer
+        return self._packed(key), self._packed(value), layer
+
+    def _packed(self, states: torch.Tensor) -> torch.Tensor:
+        """``states`` [1, heads, tokens, dim] in the heads and the width of the cache. With fewer heads, a row has the
+        numbers of the token one after another."""
+        heads, width = self._cached_as.heads, self._cached_as.width
+        if states.shape[1] == heads:
+            return widened(states, width)
+        row = widened(states.transpose(1, 2).flatten(2), heads * width)
+        return row.view(*row.shape[:2], heads, width).transpose(1, 2)
 
 
-def _narrowed(states: torch.Tensor, width: int) -> torch.Tensor:
-    """``states`` [..., dim] without what ``widened`` added."""
-    return states if states.shape[-1] == width else states[..., :width]
+def _unpacked(rows: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """``rows`` [..., heads, width] of the cache as [..., heads, dim] of ``states`` [1, heads, tokens, dim]."""
+    heads, dim = states.shape[1], states.shape[-1]
+    if rows.shape[-2] == heads:
+        return rows if rows.shape[-1] == dim else rows[..., :dim]
+    shape = *rows.shape[:-2], heads, dim
+    return rows.flatten(-2)[..., : heads * dim].view(shape)

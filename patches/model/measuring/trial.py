@@ -21,20 +21,23 @@ UNUSED = frozenset({"position_ids", "s_aux", "sinks"})
 
 
 class CachedStates(NamedTuple):
-    """States of one token in one layer of a paged cache: keys and values of ``heads`` heads, in numbers per head.
+    """States of one token in one layer of a paged cache, whose rows are alike in all layers, for keys and for values.
 
-    A layer that attends ``calls`` times in a forward, over other values each time (DiffLlama), has as many.
+    A row has ``numbers``, as many as the largest layer needs. ``heads`` are the most key heads of a layer, ``alike`` if
+    every layer has them. ``expanded`` are the numbers of a row once each query head has its own. A layer that attends
+    ``calls`` times in a forward, over other values each time (DiffLlama), has as many rows.
     """
 
     heads: int = 0
-    key_width: int = 0
-    value_width: int = 0
+    numbers: int = 0
+    expanded: int = 0
+    alike: bool = True
     calls: int = 1
 
     @property
     def width(self) -> int:
-        """Numbers per head and row of a page: keys and values have rows alike."""
-        return max(self.key_width, self.value_width)
+        """Numbers per head and row of a page."""
+        return -(-self.numbers // self.heads)
 
 
 class Trial:
@@ -67,7 +70,6 @@ class Trial:
         self.indexed: set[int] = set()
         self.compressed: set[int] = set()
         self.shared: dict[int, int] = {}
-        self.cached = CachedStates()
         self.tokens = tokens
         self._mask, self._insists_on_masks, self._unwindowed = mask, False, unwindowed
         self._by_token: dict[nn.Module, bool] = {}
@@ -139,9 +141,15 @@ class Trial:
         if sliding_window is not None:
             self.windowed[layer] = int(sliding_window)
         self._calls[layer] += 1
-        found = CachedStates(key.shape[1], key.shape[-1], value.shape[-1], self._calls[layer])
-        self.cached = CachedStates(*map(max, self.cached, found))
         return value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
+
+    @property
+    def cached(self) -> CachedStates:
+        """The states that the layers cache."""
+        sizes = [(q.shape[1], k.shape[1], max(k.shape[-1], v.shape[-1])) for q, k, v in self.states.values()]
+        heads = {heads for _, heads, _ in sizes}
+        numbers, expanded = max(n * width for _, n, width in sizes), max(n * width for n, _, width in sizes)
+        return CachedStates(max(heads), numbers, expanded, len(heads) == 1, max(self._calls.values()))
 
     def mask_kind(self, *, insists: bool, local: bool) -> MaskKind | None:
         """A model that asks for a whole mask may choose keys by it."""

@@ -94,7 +94,7 @@ class EncodingManager(ContinuousBatchingManager):
         self.patch, self.backend, self._limits = patch, backend, limits
         self._captures, self._on_step, self.failures = graphs, on_step, list[str]()
         self._recordings = recordings(self.failures) if recorded else None
-        self._reads_in_place = backend is None and is_whole_on_cpu(patch.model)
+        self._reads_in_place = backend is None and is_whole_on_cpu(patch.model) and patch.cached.alike
         self.requests: dict[str, EngineRequest] = {}
         self.interleaved = Interleaved(lambda: self.load()[0] > 0, self._let_steps_end)
         self._runner: RequestRunner | None = None

@@ -18,7 +18,7 @@ CPU_CACHE_TOKENS = 32768
 def cache_bytes_per_token(patch: Patched) -> int:
     """Bytes that keys and values of one token take over the layers that attend, as they reach the attention.
 
-    Rows of pages have one width. Layers that share the keys of others have no pages.
+    Rows of pages are alike. Layers that share the keys of others have no pages.
     """
     cached, layers = patch.cached, len(patch.caching_layers)
     return int(2 * layers * cached.calls * cached.heads * cached.width * patch.model.dtype.itemsize)

@@ -20,8 +20,7 @@ def spread(patch: Patched) -> float:
 
     A cache that evicts grows by copying, and grouped heads are expanded.
     """
-    queries: float = patch.geometry.num_attention_heads / patch.ranks.size
-    return 1 + 2 * max(queries / patch.cached.heads, 1.0)
+    return 1 + 2 * max(patch.cached.expanded / (patch.cached.heads * patch.cached.width), 1.0)
 
 
 def score_bytes_per_token(patch: Patched) -> int:

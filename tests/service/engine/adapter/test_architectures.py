@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from patches import Method, Patched, encode, parse, patched
+from service.engine.choice import PAGED, EngineChoice
 from service.engine.engine import Engine
 from service.engine.generation import Generation
 from service.engine.limits import EngineLimits
@@ -81,10 +82,12 @@ def own(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     return [int(token) for token in output[0, len(prompt) :]]
 
 
-async def check(model: PreTrainedModel, methods: list[Method]) -> None:
+async def check(model: PreTrainedModel, methods: list[Method], choice: EngineChoice = PAGED, **cached: Any) -> None:
+    """``cached`` replaces measured parts of the cached states."""
     prompts = random_prompts()
     with patched(model) as patch:
-        engine = Engine(patch, LIMITS, eos_token_ids=())
+        patch.cached = patch.cached._replace(**cached)
+        engine = Engine(patch, LIMITS, (), choice=choice)
         try:
             jobs = [finished(engine, *pair) for pair in zip(prompts, methods, strict=True)]
             generations = await asyncio.gather(*jobs)

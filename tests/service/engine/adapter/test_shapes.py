@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from patches import patched
-from service.engine.choice import PAGED
+from service.engine.choice import PAGED, EngineChoice
 from service.engine.verification import verify
 from tests.field import configurations
 from tests.models import tiny_model
 from tests.service.engine.adapter.test_architectures import METHODS, check
 
+CHOICES = [PAGED, EngineChoice(attention="eager")]
 _LATENT = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 SHAPES: dict[str, tuple[str, dict[str, Any], int, int]] = {
     "80, a quarter rotates (Pythia 2.8B)": ("gpt_neox", {"hidden_size": 320}, 80, 20),
@@ -44,6 +45,25 @@ async def test_odd_shapes(family: str, sizes: dict[str, Any], head_dim: int, rot
         assert (patch.geometry.head_dim, patch.geometry.rotary_dim) == (head_dim, rotary_dim)
         assert verify(patch) == PAGED
     await check(model, METHODS)
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize(
+    ("name", "row", "expanded"), [("mimo_v2_flash", 96, 96), ("gemma4_text (keys as values)", 32, 128)]
+)
+async def test_layers_with_other_numbers_of_heads(name: str, row: int, expanded: int, choice: EngineChoice) -> None:
+    """As in MiMo-V2-Flash, and Gemma 4 26B and 31B: some layers have fewer keys, which may be wider."""
+    family, sizes = configurations.VARIANTS.get(name, (name, {}))
+    model = configurations.tiny_model(family, **sizes)
+    with patched(model) as patch:
+        assert (patch.cached.numbers, patch.cached.expanded, patch.cached.alike) == (row, expanded, False)
+        assert verify(patch, choice.attention) == choice
+    await check(model, METHODS, choice)
+
+
+async def test_other_numbers_of_heads_in_layers_that_attend_to_everything() -> None:
+    """Their keys are read from copies: no layer of another size lies head by head."""
+    await check(tiny_model("llama")[1], METHODS, alike=False)
 
 
 @pytest.mark.slow
