@@ -29,6 +29,7 @@ from service.api.http.ports import PortUnusable
 from service.api.http.scope import RequestScope, Traffic
 from service.api.jobs import events, files, routes
 from service.api.jobs.partial import WithoutPartial
+from service.api.jobs.submission import Submissions
 from service.api.quotas import RATE_HEADERS, TokenRate
 from service.api.responses.failures import failures
 from service.jobs.database.calls import StoreCalls
@@ -115,6 +116,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.metrics, app.state.traffic = Metrics(settings.replica_name), Traffic()
     shared = None if settings.shared_url is None else SharedLimits(settings.shared_url)
     app.state.token_rate = TokenRate(settings.key_tokens_per_minute, shared)
+    app.state.submissions = Submissions()
     keys = app.state.keys = ApiKeys(settings.api_keys, settings.api_keys_file)
     _add_layers(app, settings, keys, shared)
     errors.install(app)

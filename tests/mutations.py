@@ -129,6 +129,7 @@ QUEUE = "tests/service/jobs/test_queue.py"
 UNITS = "tests/service/jobs/test_units.py"
 SERVERS = "tests/service/jobs/test_servers.py"
 STORE = "tests/service/jobs/test_store.py"
+RATES = "tests/service/api/test_rates.py"
 PRUNING = "tests/service/jobs/test_pruning.py"
 FAILING = "tests/service/jobs/test_failing.py"
 ADDRESS = "tests/service/jobs/test_address.py"
@@ -709,6 +710,13 @@ CARRIED = [
              ("tests/service/api/http/test_access.py",)),
     Mutation("cancelling counts as a request", "service/api", '/events|DELETE /jobs/[^/]+")', '/events")',
              ("tests/service/api/http/test_access.py",)),
+    Mutation("submissions under one key go side by side", "service/api",
+             "async with submissions.setdefault((tenant, key), asyncio.Lock()):", "async with asyncio.Lock():",
+             (RATES,)),
+    Mutation("an evaluation gives back what it read", "service/api",
+             "reserved.tokens = charged - progress.tokens_done", "pass", (RATES,)),
+    Mutation("a cancelled job keeps its tokens", "service/jobs", "moved = before.tokens_total - before.tokens_done",
+             "moved = 0", (STORE,)),
     Mutation("one start of a child", "service/sharing", "TRIES = 3", "TRIES = 1",
              ("tests/service/sharing/test_workers.py",)),
     Mutation("pool without a bound", "service/sharing", "fits = self.reserved + size <= self.capacity or not",

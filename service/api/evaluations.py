@@ -16,7 +16,7 @@ from service.api.files import Standalone, result_file, unpacked_response
 from service.api.http.routing import DocumentsRoute
 from service.api.http.streaming import Emit, event_stream
 from service.api.jobs.submission import IdempotencyKey, submit
-from service.api.quotas import admit, log_prompts, set_deadline, upper_bound
+from service.api.quotas import Reserved, admit, log_prompts, set_deadline, upper_bound
 from service.api.store import store_of, stored
 from service.errors import ApiError, bad_request
 from service.evaluation.catalogue import EVALUATIONS, Evaluation, plan_of
@@ -58,17 +58,19 @@ async def answer(body: EvaluationRequest, request: Request, key: str | None) -> 
     body = await with_methods(body, request)
     tickets = await _admit(body, models, request)
     plan = await state.workers.run(plan_of, body, models, state.settings.at_once())
-    await state.token_rate.charge(plan.tokens)
+    reserved = Reserved(request)
+    await reserved.charge(0, plan.tokens)
 
     if body.stream:
 
         async def stream(emit: Emit) -> None:
-            result = await _run(plan, models, tickets, state.workers, lambda p: emit(p.model_dump_json(), "progress"))
+            told = _counted(reserved, lambda progress: emit(progress.model_dump_json(), "progress"))
+            result = await _run(plan, models, tickets, state.workers, told)
             written, _ = await _kept(result, request)
             emit(written, "result")
 
         return event_stream(stream)
-    result = await _run(plan, models, tickets, state.workers, lambda progress: None)
+    result = await _run(plan, models, tickets, state.workers, _counted(reserved))
     written, packed = await _kept(result, request)
     if as_csv:
         return await result_file("csv", result.id, packed, request)
@@ -146,6 +148,19 @@ async def _admit(body: EvaluationRequest, models: ModelRegistry, request: Reques
     tickets = await admit(request, wanted)
     log_prompts(request, texts)
     return dict(zip(targets, tickets, strict=True))
+
+
+def _counted(
+    reserved: Reserved, on_progress: Callable[[Progress], None] = lambda progress: None
+) -> Callable[[Progress], None]:
+    """``on_progress``, before which the tokens that were read count as used."""
+    charged = reserved.tokens
+
+    def report(progress: Progress) -> None:
+        reserved.tokens = charged - progress.tokens_done
+        on_progress(progress)
+
+    return report
 
 
 async def _run(

@@ -74,18 +74,18 @@ class TokenRate:
 
     async def give_back(self, tokens: int, tenant: str, after_s: float) -> None:
         """Count ``tokens`` less. The tenant was charged for them ``after_s`` seconds ago. Those of an earlier minute of
-        the limiter stay: they count less and less.
-
-        Raises:
-            LimitsOutOfReach: when the store does not answer.
+        the limiter stay: they count less and less. A store that does not answer keeps them, which the log has.
         """
-        if self._limit is None:
+        if self._limit is None or tokens <= 0:
             return
         storage, key = cast(SlidingWindowCounterSupport, self._limiter.storage), self._limit.key_for(tenant)
-        async with reached():
-            _, _, current, current_left = await storage.get_sliding_window(key, self._limit.get_expiry())
-            if current >= tokens and after_s <= 2 * self._limit.get_expiry() - current_left + SLACK_S:
-                await self._limiter.hit(self._limit, tenant, cost=-tokens)
+        try:
+            async with reached():
+                _, _, current, current_left = await storage.get_sliding_window(key, self._limit.get_expiry())
+                if current >= tokens and after_s <= 2 * self._limit.get_expiry() - current_left + SLACK_S:
+                    await self._limiter.hit(self._limit, tenant, cost=-tokens)
+        except LimitsOutOfReach as error:
+            log.warning("tokens_not_given_back", tokens=tokens, reason=str(error))
 
     async def charge(self, tokens: int, param: str | None = None) -> None:
         """Count the tokens of a request, now that they are known. ``param`` is the field to change where they are too
@@ -143,6 +143,11 @@ def upper_bound(item: str | list[int], capacity: int) -> int:
     return len(item)
 
 
+def rate_of(request: Request) -> TokenRate:
+    rate: TokenRate = request.app.state.token_rate
+    return rate
+
+
 async def admit(request: Request, wanted: Sequence[tuple[Admission, int]], least: int = 1) -> list[Ticket]:
     """A ticket for every (admission, upper bound of tokens), all or none. Unreleased tickets are released when the
     request has been answered. ``least`` is how many tokens the request asks for at least.
@@ -150,8 +155,7 @@ async def admit(request: Request, wanted: Sequence[tuple[Admission, int]], least
     Raises:
         ApiError, QueueFull: when the rate is used up, or there is neither room nor a place in the queue.
     """
-    rate: TokenRate = request.app.state.token_rate
-    await rate.check(least)
+    await rate_of(request).check(least)
     # No await from here on: what is checked is what is taken.
     sizes: dict[Admission, list[int]] = {}
     for admission, size in wanted:
@@ -166,35 +170,30 @@ async def admit(request: Request, wanted: Sequence[tuple[Admission, int]], least
 
 
 class Reserved:
-    """New ``tokens`` that a request is charged for and has not drawn so far. The key gets back those that are left at
-    the end of the request."""
+    """``tokens`` that a request is charged for and has neither drawn nor read so far. The key gets back those that are
+    left at the end of the request."""
 
     def __init__(self, request: Request) -> None:
-        self._rate: TokenRate = request.app.state.token_rate
+        self._rate = rate_of(request)
         self._charged = 0.0
         self.tokens = 0
 
-    async def charge(self, prompt: int, new: int, param: str) -> None:
-        """Count ``prompt`` tokens, and at most ``new`` ones of answers.
+    async def charge(self, used: int, tokens: int, param: str | None = None) -> None:
+        """Count ``used`` tokens, which stay counted, and at most ``tokens`` that the request still uses.
 
         Raises:
             ApiError: 429 or 400, from ``TokenRate.charge``.
         """
-        await self._rate.charge(prompt + new, param)
-        self.tokens, self._charged, current = new, time.monotonic(), context.current()
+        await self._rate.charge(used + tokens, param)
+        self.tokens, self._charged, current = tokens, time.monotonic(), context.current()
         current.cleanup.callback(self._give_back, current.tenant)
 
     def _give_back(self, tenant: str) -> None:
         if self.tokens > 0 and self._rate.most < sys.maxsize:
-            task = asyncio.get_running_loop().create_task(self._given_back(tenant))
+            given = self._rate.give_back(self.tokens, tenant, time.monotonic() - self._charged)
+            task = asyncio.get_running_loop().create_task(given)
             _giving.add(task)
             task.add_done_callback(_giving.discard)
-
-    async def _given_back(self, tenant: str) -> None:
-        try:
-            await self._rate.give_back(self.tokens, tenant, time.monotonic() - self._charged)
-        except LimitsOutOfReach as error:
-            log.warning("tokens_not_given_back", tokens=self.tokens, reason=str(error))
 
 
 _giving = set[asyncio.Task[None]]()

@@ -71,6 +71,7 @@ class JobInfo(BaseModel):
         default_factory=dict, description="Of a job that has ended: the files that it has, as they are now."
     )
     has_result: bool = Field(False, exclude=True)  # in the database; clients see it as links
+    tokens_moved: int = Field(0, exclude=True)  # unread, and queued or cancelled by the store's call; not for clients
 
     @property
     def may_have_partial(self) -> bool:

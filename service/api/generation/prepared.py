@@ -32,7 +32,7 @@ from service.api.generation.room import Room, longest
 from service.api.generation.structure import Structure
 from service.api.generation.text import TextStream
 from service.api.generation.wanted import Kept, Wanted
-from service.api.quotas import Reserved, TokenRate, admit, log_prompts, upper_bound
+from service.api.quotas import Reserved, admit, log_prompts, rate_of, upper_bound
 from service.api.responses.encodings import AutoChoice
 from service.engine.generation import Generation
 from service.engine.request import Grammar, SamplingParams, TokenLogprobs
@@ -174,7 +174,7 @@ async def prepare(
         prompts = [kept(prompt, wanted.keeps, room, served.tokenizer) for prompt in prompts]
     read = sum(len(prompts[index].token_ids) for index, _ in pairs)
     answers = len(pairs) * wanted.answers
-    rate: TokenRate = request.app.state.token_rate
+    rate = rate_of(request)
     of_minute = left = rate.most - read
     if wanted.max_tokens is None:
         most_new = min(most_new, of_minute // answers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Request
@@ -12,8 +13,8 @@ from service.api.encodings.auto import with_methods
 from service.api.http.routing import DocumentsRoute
 from service.api.jobs import events, files
 from service.api.jobs.lookup import job_info, linked, runner_of, stored_job, with_files
-from service.api.jobs.submission import IdempotencyKey, accepted, room_for_a_job, submit
-from service.api.quotas import admit
+from service.api.jobs.submission import IdempotencyKey, accepted, charged, check_room, submit
+from service.api.quotas import admit, rate_of
 from service.api.responses.jobs import JobList, PlanInfo
 from service.api.store import store_of, stored
 from service.evaluation.catalogue import EVALUATIONS, any_request, plan_of
@@ -87,6 +88,8 @@ async def delete(
         return Response(status_code=204)
     ended = await stored(request, store.cancel, tenant, job_id)
     runner_of(request).notify()
+    since_s = (datetime.now(UTC) - ended.created_at).total_seconds()
+    await rate_of(request).give_back(ended.tokens_moved, tenant, since_s)
     return await with_files(ended, request)
 
 
@@ -97,10 +100,12 @@ async def resume(job_id: str, request: Request) -> Any:
     info = await stored_job(job_id, request)
     state = request.app.state
     terms = Terms(most_jobs=state.settings.max_jobs, setup=setup_of(info.models, versions_of(state.models)))
+    store, tenant = store_of(request), context.current().tenant
     if info.state in ENDED_EARLY:
-        rate = await room_for_a_job(request, terms)
-        await rate.charge(info.tokens_total - info.tokens_done)
-    resumed = await stored(request, store_of(request).resume, context.current().tenant, job_id, terms)
+        await check_room(request, terms)
+        resumed = await charged(request, info.tokens_total - info.tokens_done, store.resume, tenant, job_id, terms)
+    else:
+        resumed = await stored(request, store.resume, tenant, job_id, terms)
     runner_of(request).notify()
     return accepted(resumed, request)
 

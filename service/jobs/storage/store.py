@@ -65,7 +65,7 @@ class JobStore:
         terms: Terms = ANY,
     ) -> JobInfo:
         """Queue what ``request`` asks for; ``models`` are the served ones that its units run on. The job that the key
-        of ``terms`` made before is returned as it is.
+        of ``terms`` made before is returned as it is, and moves no tokens.
 
         Raises:
             IdempotencyMismatch: when that one was another request.
@@ -95,7 +95,7 @@ class JobStore:
                 session.flush()
                 alone(session, tenant)
                 terms.check(session, tenant, without=job.number)
-                return self._info(session, job, job.request)
+                return self._info(session, job, job.request, moved=tokens)
         except IntegrityError:
             key = terms.idempotency_key
             found = self.submitted(tenant, request, key) if key else None
@@ -155,17 +155,20 @@ class JobStore:
             return sum(jobs for tenant, jobs in session.execute(query) if tenants is None or tenant in tenants)
 
     def cancel(self, tenant: str, job_id: str) -> JobInfo:
-        """End an unfinished job; outcomes of finished units stay. One that has ended stays as it is.
+        """End an unfinished job; outcomes of finished units stay. One that has ended stays as it is, and moves no
+        tokens.
 
         Raises:
             UnknownJob: when ``tenant`` has no such job.
         """
         with self.database.writing() as session:
-            job = _job(session, tenant, job_id, for_update=True)
+            job, moved = _job(session, tenant, job_id, for_update=True), 0
             if job.state in UNFINISHED:
+                before = self._info(session, job, {})
+                moved = before.tokens_total - before.tokens_done  # those of units at work were read
                 job.state, job.finished_at, job.owner, job.lease_until = "cancelled", now(session), None, None
                 units.delete_unfinished(session, job.number)
-            return self._info(session, job, job.request)
+            return self._info(session, job, job.request, moved=moved)
 
     def check_room(self, tenant: str, terms: Terms) -> None:
         """See whether a job of ``tenant`` would be refused, before it is planned.
@@ -178,7 +181,7 @@ class JobStore:
 
     def resume(self, tenant: str, job_id: str, terms: Terms = ANY) -> JobInfo:
         """Queue a cancelled or failed job again, or one whose result is damaged: what is finished of it stays
-        finished. One that has not ended stays as it is.
+        finished. One that has not ended stays as it is, and moves no tokens.
 
         Raises:
             UnknownJob: when ``tenant`` has no such job; JobDone when nothing is left of it to do.
@@ -186,7 +189,7 @@ class JobStore:
         """
         with self.database.writing() as session:
             alone(session, tenant)
-            job = _job(session, tenant, job_id, for_update=True)
+            job, moved = _job(session, tenant, job_id, for_update=True), 0
             if job.state == "done" and results.is_whole(session, tenant, job.id):
                 raise JobDone(job_id)
             if job.state not in UNFINISHED:
@@ -195,7 +198,8 @@ class JobStore:
                 job.state, job.finished_at, job.error, job.claims = "queued", None, None, 0
                 job.added_by, job.lease_until = str(self.owner), now(session, ACCEPTED_S)
                 job.setup = terms.setup or job.setup  # weights or code may have changed since
-            return self._info(session, job, job.request)
+                moved = max(0, job.tokens_total - job.tokens_done)
+            return self._info(session, job, job.request, moved=moved)
 
     def remove(self, tenant: str, job_id: str) -> None:
         """Forget a job that has ended, its result, and outcomes that no other job may use.
@@ -280,6 +284,7 @@ class JobStore:
         job: Job,
         request: dict[str, Any],
         in_flight: Mapping[str, Mapping[int, AtWork]] | None = None,
+        moved: int = 0,
     ) -> JobInfo:
         """``in_flight`` was taken before the session began. A unit that ends meanwhile then counts once."""
         unfinished = job.state in UNFINISHED
@@ -294,7 +299,7 @@ class JobStore:
         done = min(job.tokens_done + tokens, job.tokens_total)
         left = seconds / measured * (job.tokens_total - done) if unfinished and measured else None
         values = {name: getattr(job, name) for name in SHOWN}
-        values |= {"models": json.loads(job.models), "tokens_done": done, "request": request}
+        values |= {"models": json.loads(job.models), "tokens_done": done, "tokens_moved": moved, "request": request}
         ended_early = job.state in ENDED_EARLY and job.units_done > 0
         values["has_result"] = job.state == "done" or (ended_early and results.is_kept(session, job.number))
         return JobInfo.model_validate(values | {"seconds": seconds, "seconds_left": left})

@@ -21,6 +21,7 @@ from service.evaluation.unit import Plan
 from service.jobs import early
 from service.jobs.early import lacking
 from service.jobs.planning import body_of
+from service.jobs.records import AtWork
 from service.jobs.storage.claims import Recorded
 from service.jobs.storage.refusals import JobDone, UnknownJob
 from service.jobs.storage.results import Packed
@@ -202,6 +203,17 @@ class TestStore:
             store.resume("bert", job.id)
         assert store.resume("anna", job.id).state == "queued"
         assert queue.record(number, [unit(0)]) is Recorded.LOST, "its previous owner has lost it"
+
+    def test_the_unread_tokens_of_a_job_move_once(self, store: JobStore) -> None:
+        queue = queue_of(store)
+        job, number = claimed(store, queue)
+        queue.record(number, [unit(0)])
+        store.in_flight[job.id] = {1: AtWork(20, 0.0)}
+        read = store.get("anna", job.id).tokens_done
+        moved = [store.cancel("anna", job.id).tokens_moved for _ in range(2)]
+        assert moved == [384 - read, 0], "units at work have read their tokens"
+        moved = [store.resume("anna", job.id).tokens_moved for _ in range(2)]
+        assert moved == [384 - read + 20, 0], "they begin again"
 
     def test_only_the_last_end_of_a_job_keeps_its_partial_result(self, store: JobStore) -> None:
         queue, ends = queue_of(store), []
