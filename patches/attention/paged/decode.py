@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from patches.attention.paged.step import SPLIT, Item, PagedSequence, Work, gaps_of, items_of, longest, parts_of
+from patches.attention.paged.step import SPLIT, PagedSequence, Work, gaps_of, items_of, longest, parts_of
 from patches.attention.paged.tables import power_of_two
 from patches.batch.slots import POSITION_BITS
 from patches.batch.upload import uploaded
@@ -19,7 +19,7 @@ from patches.batch.upload import uploaded
 Division = list[np.ndarray]
 """``parts_of`` the rows of a step, in each group of layers."""
 
-NO_ITEM: Item = (-1, 0, 0, 0)
+NO_ITEM = (-1, 0, 0, 0)
 
 
 class BlockTable:
