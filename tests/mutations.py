@@ -113,6 +113,7 @@ ALLOWED = "tests/service/openai/structure/test_allowed_tools.py"
 ADJUSTMENT = "tests/service/engine/sampling/test_adjustment.py"
 SAMPLING = "tests/service/engine/sampling/test_sampling.py"
 GRAPHS = "tests/service/engine/cards/test_graphs.py"
+BETWEEN = "tests/service/engine/cards/test_between_steps.py"
 AHEAD = "tests/service/engine/cards/test_ahead.py"
 LATE = "tests/service/engine/cards/test_late.py"
 JOINING, MOVING = "test_requests_join_a_batch_and_leave_it", "test_encodings_that_move_positions_have_other_graphs"
@@ -666,6 +667,9 @@ CARRIED = [
              "            self.hand_out()\n            self.model_runner.drop_ahead()\n        return ready",
              "            self.hand_out()\n        return ready",
              (f"{AHEAD}::test_requests_that_come_and_leave_change_nothing",)),
+    Mutation("a step has slots of two moments", "service/engine", "self.rows.numbers[:, 0].tolist())",
+             "[r.slot if (r := self.requests.get(f.state.request_id)) else 0 for f in self.requests_in_batch])",
+             (f"{BETWEEN}::test_a_request_that_leaves_before_its_step_changes_no_other",)),
     Mutation("logits of the first part only", "service/evaluation", "for start in range(0, len(logits), rows):",
              "for start in range(0, rows, rows):", ("tests/service/evaluation/perplexity/test_scoring.py",)),
     Mutation("blocks of a document as if independent", "service/evaluation",
