@@ -113,6 +113,7 @@ ALLOWED = "tests/service/openai/structure/test_allowed_tools.py"
 ADJUSTMENT = "tests/service/engine/sampling/test_adjustment.py"
 SAMPLING = "tests/service/engine/sampling/test_sampling.py"
 GRAPHS = "tests/service/engine/cards/test_graphs.py"
+BETWEEN = "tests/service/engine/cards/test_between_steps.py"
 AHEAD = "tests/service/engine/cards/test_ahead.py"
 LATE = "tests/service/engine/cards/test_late.py"
 JOINING, MOVING = "test_requests_join_a_batch_and_leave_it", "test_encodings_that_move_positions_have_other_graphs"
@@ -671,6 +672,9 @@ CARRIED = [
              "            self.hand_out()\n            self.model_runner.drop_ahead()\n        return ready",
              "            self.hand_out()\n        return ready",
              (f"{AHEAD}::test_requests_that_come_and_leave_change_nothing",)),
+    Mutation("a step has slots of two moments", "service/engine", "self.rows.numbers[:, 0].tolist())",
+             "[r.slot if (r := self.requests.get(f.state.request_id)) else 0 for f in self.requests_in_batch])",
+             (f"{BETWEEN}::test_a_request_that_leaves_before_its_step_changes_no_other",)),
     Mutation("logits of the first part only", "service/evaluation", "for start in range(0, len(logits), rows):",
              "for start in range(0, rows, rows):", ("tests/service/evaluation/perplexity/test_scoring.py",)),
     Mutation("blocks of a document as if independent", "service/evaluation",
@@ -723,8 +727,14 @@ CARRIED = [
              "fits = True or not", ("tests/service/sharing/test_admission.py",)),
     Mutation("pool without an order", "service/sharing", "return fits and all(arrived < since for since in older)",
              "return fits", ("tests/service/sharing/test_admission.py",)),
-    Mutation("untouched caches count as free", "service/models", "free_bytes(device) - untouched - cache)",
+    Mutation("untouched caches count as free", "service/models", "free_bytes(device) - untouched)",
              "free_bytes(device))", ("tests/service/models/memory/test_cache_size.py",)),
+    Mutation("padded caches of a card count as free", "service/models", 'and (padded or device.type == "cpu")',
+             'and device.type == "cpu"', ("tests/service/models/memory/test_reserved.py",)),
+    Mutation("states count as free", "service/models", "return 2 * cache if padded else cache", "return cache",
+             ("tests/service/models/memory/test_reserved.py",)),
+    Mutation("a model that is only scored has a cache", "service/models", "padded=padded) if choice.generates else 0",
+             "padded=padded)", ("tests/service/models/memory/test_reserved.py",)),
     Mutation("packed without memory", "service/models", "    if available_bytes() >= 2 * size:\n        return True",
              "    return True", ("tests/service/models/linear/test_layers.py",)),
     Mutation("a weight is packed that others read", "service/models", "_shared(model) | _read_by_others(model), True",

@@ -20,6 +20,10 @@ HOST_READS = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_s
 """Operations that wait for numbers of the device."""
 
 
+ATTENTION = ("attention", "merge", "write")
+"""The Triton kernels of paged attention."""
+
+
 class NotCapturable(RuntimeError):
     """The operation waits for the device, or reads the host's memory."""
 
@@ -151,8 +155,8 @@ def _kernels_recorded(calls: list[Call]) -> Iterator[None]:
             from patches.attention.paged.triton import kernel
             from patches.model.fusion import kernels
 
-            attention, fused = ("attention", "merge", "write"), ("rms_norm", "rotate", "gated")
-            for module, name in [*((kernel, each) for each in attention), *((kernels, each) for each in fused)]:
+            fused = ("rms_norm", "rotate", "gated")
+            for module, name in [*((kernel, each) for each in ATTENTION), *((kernels, each) for each in fused)]:
                 launches = _Launches(getattr(module, name), calls)
                 undo.enter_context(mock.patch.object(module, name, launches))
         yield

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 import torch
 
-from patches import Method, Patched
+from patches import MAX_POSITION, Method, Patched
 from service.engine.choice import CannotGenerate
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
@@ -23,7 +23,7 @@ from service.models.checkpoint.loading import Checkpoint, ModelLoadError, refuse
 from service.models.checkpoint.numerics import Numerics
 from service.models.checkpoint.quantization import Quantization
 from service.models.memory.available_memory import free_bytes
-from service.models.memory.cache_size import CPU_REACH, cache_bytes, cache_tokens
+from service.models.memory.cache_size import CPU_REACH, cache_bytes, cache_tokens, reserved_bytes
 from service.models.memory.score_size import MOST_TOKENS, score_bytes, score_bytes_per_token, score_tokens
 from service.models.memory.weights import places
 from service.models.parallel.group import check
@@ -148,9 +148,10 @@ class ModelRegistry:
             raise
 
     def _add(self, ready: Started, settings: Settings, *, among: int) -> None:
-        """Serve one of ``among`` models whose caches divide the free memory."""
+        """Serve one of ``among`` models whose caches divide the free memory. One that is only scored has no cache."""
         checkpoint, patch, choice = ready.checkpoint, ready.patch, ready.choice
-        tokens = cache_tokens(patch, settings, among, padded=choice.kind == "padded")
+        free, padded = self._free_bytes(patch.model.device), choice.kind == "padded"
+        tokens = cache_tokens(patch, settings, free, among, padded=padded) if choice.generates else 0
         limits = EngineLimits(
             cache_tokens=tokens,
             max_length=settings.max_length or max(tokens, CPU_REACH * patch.geometry.original_max_position_embeddings),
@@ -164,16 +165,17 @@ class ModelRegistry:
             prefix_sharing=settings.prefix_sharing,
             shared=settings.has_keys,
         )
-        cache = cache_bytes(limits.cache_tokens, patch)
-        self._note_left(patch.model.device, cache)
-        by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
-        log.info("cache_reserved", model=checkpoint.name, tokens=limits.cache_tokens, mib=cache >> 20, by=by)
+        cache = cache_bytes(tokens, patch)
+        self._left[patch.model.device] = max(0, free - reserved_bytes(cache, padded=padded))
+        if choice.generates:
+            by = "default" if settings.cache_tokens is None else "ROPEWAY_CACHE_TOKENS"
+            log.info("cache_reserved", model=checkpoint.name, tokens=tokens, mib=cache >> 20, by=by)
+        else:
+            log.warning("scored_only", model=checkpoint.name, reason=choice.reason)
         window = patch.smallest_window
         if window is not None and window >= (checked := checked_length(patch)):
             log.info("window_beyond_the_check", model=checkpoint.name, window=window, checked_tokens=checked)
-        if not choice.generates:
-            log.warning("scored_only", model=checkpoint.name, reason=choice.reason)
-        elif choice.reason is not None:
+        if choice.generates and choice.reason is not None:
             log.info("slower_engine", model=checkpoint.name, engine=str(choice), reason=choice.reason)
         metrics = EngineMetrics(self._metrics, checkpoint.name)
         engine = Engine(patch, limits, _eos_token_ids(checkpoint.model, patch.num_logits), metrics, choice)
@@ -192,11 +194,14 @@ class ModelRegistry:
             score_chunk=settings.score_chunk,
         )
 
-    def _note_left(self, device: torch.device, cache: int) -> None:
-        """Note the memory that a cache leaves on its device. Caches on a CPU take none before they are written."""
-        others = [served.memory.cache for served in self if served.patch.model.device == device]
-        untouched = sum(others) if device.type == "cpu" else 0
-        self._left[device] = max(0, free_bytes(device) - untouched - cache)
+    def _free_bytes(self, device: torch.device) -> int:
+        """Bytes of a device that no model has reserved. Pages on a card are allocated; other caches grow with use."""
+        untouched = 0
+        for served in self:
+            padded = served.engine.choice.kind == "padded"
+            if served.patch.model.device == device and (padded or device.type == "cpu"):
+                untouched += reserved_bytes(served.memory.cache, padded=padded)
+        return max(0, free_bytes(device) - untouched)
 
     def _fit_scores(self, settings: Settings) -> None:
         """Bound the passes of every model, now that all are loaded. Those of a device share its memory."""
@@ -259,13 +264,15 @@ class ModelRegistry:
 def _max_length(name: str, engine: Engine, settings: Settings) -> int:
     """The most tokens of a request, prompt included: as configured, else as many as the cache fits.
 
-    Layers that keep a window only may have room for any text: a default goes no further than encodings do.
+    Layers that keep a window only may have room for any text: a default goes no further than encodings do. A model that
+    is only scored has no cache.
 
     Raises:
         ModelLoadError: when a cache of a configured size, smaller than ``max_length``, has no room for it. Also when it
             has none for a token.
     """
-    room, asked, tokens = engine.longest, settings.max_length, engine.limits.cache_tokens
+    room = engine.longest if engine.choice.generates else MAX_POSITION + 1
+    asked, tokens = settings.max_length, engine.limits.cache_tokens
     if not room:
         least = engine.reserved(1)
         raise ModelLoadError(

@@ -109,12 +109,6 @@ class PagedBatch(Batch):
         return self.steps[0].longest
 
     @property
-    def sequences(self) -> list[Sequence[PagedSequence]]:
-        """The sequences, with their pages in each group of layers."""
-        assert all(isinstance(step, Step) for step in self.steps), "a step of a graph has numbers only"
-        return [step.sequences for step in self.steps if isinstance(step, Step)]
-
-    @property
     def slots(self) -> Collection[int]:
         return self.longest.keys()
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from patches.attention.paged.step import SPLIT, Item, PagedSequence, Work, gaps_of, items_of, longest, parts_of
+from patches.attention.paged.step import SPLIT, Work, gaps_of, items_of, longest, parts_of
 from patches.attention.paged.tables import power_of_two
 from patches.batch.slots import POSITION_BITS
 from patches.batch.upload import uploaded
@@ -19,7 +19,7 @@ from patches.batch.upload import uploaded
 Division = list[np.ndarray]
 """``parts_of`` the rows of a step, in each group of layers."""
 
-NO_ITEM: Item = (-1, 0, 0, 0)
+NO_ITEM = (-1, 0, 0, 0)
 
 
 class BlockTable:
@@ -197,7 +197,7 @@ class DecodeStep:
 class DecodeSteps:
     """The steps of one engine by size: powers of two, up to ``rows`` sequences.
 
-    Sequences have up to so many pages as ``widths`` has by group of layers.
+    Sequences have up to so many pages as ``widths`` has by group of layers. ``last`` is the step that was filled last.
     """
 
     def __init__(self, rows: int, widths: Sequence[int], page_size: int, spare: int, device: torch.device) -> None:
@@ -205,25 +205,16 @@ class DecodeSteps:
         self._rows, self._page_size, self._spare, self._spare_pages = rows, page_size, spare, (spare,)
         self._tables = [BlockTable(rows, width, device) for width in widths]
         self._steps = dict[tuple[int, ...], DecodeStep]()
-        self._last: DecodeStep | None = None
-
-    def filled(self, groups: Sequence[Sequence[PagedSequence]], tokens: Sequence[int]) -> DecodeStep:
-        """The step of the same sequences with their pages in each of ``groups``, and their new ``tokens``.
-
-        The one before must have ended.
-        """
-        own = [[(s.first_pages, s.evicted_pages) for s in sequences] for sequences in groups]
-        rows = [[(s.slot, s.q_start) for s in groups[0]], *own]
-        pages = [dict(enumerate(s.pages for s in sequences)) for sequences in groups]
-        return self.of(np.concatenate(rows, axis=1, dtype=np.int64), pages, tokens)
+        self.last: DecodeStep | None = None
 
     def of(self, rows: np.ndarray, pages: Sequence[Mapping[int, tuple[int, ...]]], tokens: Sequence[int]) -> DecodeStep:
-        """As ``filled``, of ``rows`` int64 [n, 2 + 2 * groups]: slot and position, then ``pages_in`` each group.
+        """The step of ``rows`` int64 [n, 2 + 2 * groups]: slot and position, then ``pages_in`` each group.
 
         ``pages`` has the block tables of each group by row, without those that are the same as in the step before.
+        The one before must have ended. ``tokens`` are the new ones.
         """
         count = min(power_of_two(len(rows), 1), self._rows)
-        last = self._last
+        last = self.last
         division = divided(rows, self._page_size, SPLIT) if last is None else last.division_of(rows)
         items = [int(parts[:, 1].sum()) + count - len(rows) for parts in division]
         size = count, *(power_of_two(each, count) for each in items)
@@ -234,9 +225,9 @@ class DecodeSteps:
                 table.put(row, own)
             for row in range(len(rows), count):
                 table.put(row, self._spare_pages)
-        self._last = self._steps[size]
-        self._last.fill(rows, division, tokens, self._spare)
-        return self._last
+        self.last = self._steps[size]
+        self.last.fill(rows, division, tokens, self._spare)
+        return self.last
 
 
 def pages_in(rows: np.ndarray, group: int) -> np.ndarray:

@@ -15,9 +15,6 @@ from patches.encoding.positions import UNBOUNDED
 SPLIT = 128
 """Keys of one part of a single new token, in a short sequence."""
 
-Item = tuple[int, int, int, int]
-"""Sequence, its first query, and the range of keys [low, high) of one program."""
-
 
 @dataclass(frozen=True)
 class PagedSequence:
@@ -50,7 +47,8 @@ class Work:
 
     ``sequences`` [n, 6]: slot, first position, first token, new tokens, pages before the gap, evicted pages.
     ``chunks`` [items, 4] are the work items of sequences with several new tokens. ``singles`` [items, 4] are those with
-    one, and ``edges`` [singles + 1] are the first items of each.
+    one, and ``edges`` [singles + 1] are the first items of each. An item has its sequence, its first query, and a range
+    of keys [low, high).
     """
 
     sequences: torch.Tensor

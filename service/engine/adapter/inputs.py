@@ -46,7 +46,9 @@ class SlottedInputs(ContinuousBatchingIOs):
         if self.is_brief:
             self._prepare_rows(requests_in_batch)
         else:
-            self._prepare_whole(requests_in_batch)
+            known = [self.requests.get(future.state.request_id) for future in requests_in_batch]
+            # A request that was cancelled meanwhile has any slot: its result is dropped.
+            self._prepare_whole(requests_in_batch, [0 if request is None else request.slot for request in known])
 
     def _prepare_rows(self, requests: list[FutureRequestState]) -> None:
         assert self.rows is not None
@@ -63,28 +65,28 @@ class SlottedInputs(ContinuousBatchingIOs):
         self.read_index_storage = self.read_index_storage.new_empty((self.cache.groups, size))
 
     def write_whole(self) -> None:
-        """Write the inputs of a step that has no graph after all."""
+        """Write the inputs of a step that has no graph after all, with the slots of its ``rows``."""
+        assert self.rows is not None
         self._rewind()
         self.is_brief = False
-        self._prepare_whole(self.requests_in_batch)
+        self._prepare_whole(self.requests_in_batch, self.rows.numbers[:, 0].tolist())
 
-    def _prepare_whole(self, requests_in_batch: list[FutureRequestState]) -> None:
-        sequences, arguments = [], self.arguments
+    def _prepare_whole(self, requests_in_batch: list[FutureRequestState], slots: list[int]) -> None:
+        arguments = self.arguments
         if self.cache.has_sectors:  # a prompt has left pages: those of a request depend on its position alone
             for future in requests_in_batch:
                 self.cache.evict(future.state)
-        for future in requests_in_batch:
-            request = self.requests.get(future.state.request_id)
-            slot = 0 if request is None else request.slot  # cancelled meanwhile: its result is dropped
-            sequences.append((slot, future.state.position_offset, future.query_length))
+        sequences = [
+            (slot, future.state.position_offset, future.query_length)
+            for slot, future in zip(slots, requests_in_batch, strict=True)
+        ]
         windowed = whole_of(self.cache)
         ids = [future.state.request_id for future in requests_in_batch]
         decodes = windowed is not None and all(length == 1 for *_, length in sequences)
         self.cache.in_place = windowed.places(ids) if decodes else {}  # type: ignore[union-attr]
         written = self if self.staged is None else self.staged
         if written.device.type == "cpu" and self._are_single(requests_in_batch):
-            slots, max_kv_read = [slot for slot, *_ in sequences], arguments["max_kv_read"]
-            by_tables = self.backend is not None
+            by_tables, max_kv_read = self.backend is not None, arguments["max_kv_read"]
             prepare_decode(written, self.cache, requests_in_batch, slots, max_kv_read, by_tables=by_tables)
         else:
             self._prepare_by_theirs(written, requests_in_batch)

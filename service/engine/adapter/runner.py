@@ -149,12 +149,9 @@ class RequestRunner(ModelRunner):
 
     def _by_graph(self, batch_data: dict[str, Any]) -> tuple[GraphUse, torch.Tensor | None]:
         """(what the step has of a graph, logits [rows, vocabulary] or None for the ordinary forward)."""
-        inputs = self.inputs_and_outputs
-        if self.graphs is None or not inputs.decodes:
+        if self.graphs is None or not self.inputs_and_outputs.decodes:
             return "none", None
-        assert isinstance(inputs.batch, PagedBatch), "graphs are for block tables only"
-        tokens = [token for tokens in inputs.tokens_in_batch for token in tokens]
-        return self.graphs.logits(batch_data, inputs.batch.sequences, tokens)
+        return self.graphs.logits(batch_data)
 
     @override
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:

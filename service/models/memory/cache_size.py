@@ -5,7 +5,6 @@ from __future__ import annotations
 from patches import Patched
 from service.engine.limits import spare_places
 from service.models.checkpoint.loading import ModelLoadError
-from service.models.memory.available_memory import free_bytes
 from service.settings import Settings
 
 CPU_REACH = 32
@@ -32,8 +31,8 @@ def kept_bytes(patch: Patched, tokens: int) -> int:
     return kept * cache_bytes_per_token(patch) // len(windows)
 
 
-def cache_tokens(patch: Patched, settings: Settings, among: int = 1, *, padded: bool = False) -> int:
-    """Tokens of cached keys and values, as configured; else as fit into memory beside those of ``among`` models.
+def cache_tokens(patch: Patched, settings: Settings, free: int, among: int = 1, *, padded: bool = False) -> int:
+    """Tokens of cached keys and values, as configured; else as fit into ``free`` bytes, for one of ``among`` models.
 
     On an accelerator they take 70 % of the free memory. ``padded`` rows have half of that, for states of recurrent
     layers may take as much. On a CPU they are 32 times the trained length, at most 32768, or ``max_length`` where
@@ -43,7 +42,6 @@ def cache_tokens(patch: Patched, settings: Settings, among: int = 1, *, padded: 
         ModelLoadError: when what is configured exceeds free memory.
     """
     model, per_token = patch.model, cache_bytes_per_token(patch)
-    free = free_bytes(model.device)
     if settings.cache_tokens is not None:
         most = free // per_token - _spare(free // per_token, patch)
         if settings.cache_tokens > most:
@@ -61,6 +59,11 @@ def cache_tokens(patch: Patched, settings: Settings, among: int = 1, *, padded: 
         most = int(free * 0.25) // per_token
         wanted = min(max(reach, longest), most - _spare(most, patch))
     return max(settings.page_size * 4, wanted // settings.page_size * settings.page_size)
+
+
+def reserved_bytes(cache: int, *, padded: bool) -> int:
+    """Bytes that a model with a ``cache`` of so many bytes may take: states of ``padded`` rows take as many again."""
+    return 2 * cache if padded else cache
 
 
 def cache_bytes(tokens: int, patch: Patched) -> int:

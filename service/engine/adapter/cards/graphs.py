@@ -8,14 +8,14 @@ captures that had no memory are tried again.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, Protocol
 
 import structlog
 import torch
 
-from patches import DecodeStep, DecodeSteps, PagedSequence, Patched, decode_batch
+from patches import DecodeStep, DecodeSteps, Patched, decode_batch
 from service.engine.adapter.cards.decode_rows import DecodeRows
 from service.engine.adapter.pages.cache import EncodingCache
 from service.engine.thread.out_of_memory import give_back, is_out_of_memory, whole_card
@@ -94,23 +94,20 @@ class DecodeGraphs:
         self._logits: torch.Tensor | None = None
         self._running: DecodeStep | None = None
 
-    def logits(
-        self, arguments: dict[str, Any], groups: Sequence[Sequence[PagedSequence]], tokens: Sequence[int]
-    ) -> tuple[GraphUse, torch.Tensor | None]:
+    def logits(self, arguments: dict[str, Any]) -> tuple[GraphUse, torch.Tensor | None]:
         """(what the step had of a graph, float32 logits [rows, vocabulary] or None for the ordinary forward).
 
-        Sequences have one new token each, in ``tokens``, and their pages in each of ``groups`` of layers. ``arguments``
-        are those of the model for the step. The logits hold until the next step.
+        The step is the one that ``replayed`` has found no graph of. ``arguments`` are those of the model for it. The
+        logits hold until the next step.
         """
-        step = self._steps.filled(groups, tokens)
+        step = self._steps.last
+        assert step is not None, "`replayed` has filled it"
         key = self._key(step)
         if key in self._failed:
             return "failed", None
         if self._waiting.get(key):
             self._waiting[key] -= 1
             return "failed", None
-        if self._replayed(key):
-            return "replayed", self._logits
         return self._captured(key, lambda: self._forward(arguments, step))
 
     def replayed(self, rows: DecodeRows) -> tuple[Mapping[int, int], torch.Tensor] | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from patches import ResolvedRecipe, RopeGeometry, parse, resolve
 from patches.attention import reference
 from patches.attention.layer import Layer
 from patches.attention.paged.compilation import compiled
+from patches.attention.paged.decode import DecodeStep, DecodeSteps
 from patches.attention.paged.rows import Row
 from patches.attention.paged.step import PagedSequence, Step, step_of
 from patches.attention.paged.tables import Pairs, RowTables
@@ -173,3 +176,9 @@ def ragged(shape: Shape, layer: Layer, page_size: int = 8, seed: int = 0, *, dec
         single = index % 2 == 0 if decode is None else decode
         batch.add(resolved, length, 1 if single else min(length, chunk))
     return batch
+
+
+def filled(steps: DecodeSteps, sequences: Sequence[PagedSequence], tokens: Sequence[int]) -> DecodeStep:
+    """The step of ``sequences`` in one group of layers, with their new ``tokens``."""
+    rows = np.array([(s.slot, s.q_start, s.first_pages, s.evicted_pages) for s in sequences], np.int64)
+    return steps.of(rows, [{row: s.pages for row, s in enumerate(sequences)}], tokens)

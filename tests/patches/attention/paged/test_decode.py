@@ -28,6 +28,7 @@ from tests.patches.attention.paged.batches import (
     WINDOWED,
     PagedBatch,
     Shape,
+    filled,
     ragged,
 )
 from tests.patches.forward import relative
@@ -77,7 +78,7 @@ def test_one_step_serves_batches_of_other_lengths_slots_and_pages(layer: str, mo
     count, addresses = len(step.sequences), set[tuple[int, ...]]()
     for chosen in (list(range(count)), [3, 0, 5, *range(6, count)], list(range(count))[::-1]):
         sequences = [step.sequences[index] for index in chosen]
-        decode = steps.filled([sequences], [7] * len(chosen))
+        decode = filled(steps, sequences, [7] * len(chosen))
         table = decode.tables[0]
         padding = decode.size[0] - len(chosen)
         assert padding > 0
@@ -102,15 +103,15 @@ def test_one_step_serves_batches_of_other_lengths_slots_and_pages(layer: str, mo
 
 def test_a_step_has_the_inputs_of_the_model() -> None:
     steps = DecodeSteps(3, [4], 8, 99, CPU)
-    step = steps.filled([[PagedSequence(5, 17, 1, (4, 2, 7)), PagedSequence(1, 0, 1, (3,))]], [11, 12])
+    step = filled(steps, [PagedSequence(5, 17, 1, (4, 2, 7)), PagedSequence(1, 0, 1, (3,))], [11, 12])
     assert step.size == (2, 2)
     assert step.input_ids.tolist() == [[11, 12]]
     assert step.position_ids.tolist() == [[5 << 24 | 17, 1 << 24]]
     assert step.longest == {5: 18, 1: 1}
     sequences = [PagedSequence(5, 1024, 1, tuple(range(129)), 1, 0)] * 3
     with pytest.raises((ValueError, RuntimeError)):
-        steps.filled([sequences], [1, 2, 3])  # more pages than the tables have
-    three = steps.filled([[PagedSequence(2, 3, 1, (1,))] * 3], [1, 2, 3])
+        filled(steps, sequences, [1, 2, 3])  # more pages than the tables have
+    three = filled(steps, [PagedSequence(2, 3, 1, (1,))] * 3, [1, 2, 3])
     assert three.size == (3, 4), "as many rows as there may be, and items of padding"
     with pytest.raises(ValueError, match="128 keys, and not 32"):
         three.tables[0].work(1, 32)

@@ -13,6 +13,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionMemo
 
 from patches import Method, PagedBatch, Patched, one_per_route, parse, patched
 from patches.attention.paged import batch as paged_batch
+from patches.attention.paged.step import Step
 from service.engine.adapter.pages.cache import EncodingCache, Table
 from service.engine.choice import CHOICES, Attention, AttentionUnavailable, EngineChoice, GraphsUnavailable, choices
 from service.engine.limits import EngineLimits
@@ -82,6 +83,13 @@ def prompts_for(methods: list[Method], longest: int, seed: int = 0) -> list[list
     return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths]
 
 
+def queries_of(batch: PagedBatch) -> list[int]:
+    """New tokens of each sequence."""
+    step = batch.steps[0]
+    assert isinstance(step, Step)
+    return [sequence.queries for sequence in step.sequences]
+
+
 @pytest.mark.parametrize("family", by_tier(FAMILIES))
 def test_a_batch_of_every_encoding_has_the_same_tokens(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[PagedBatch] = []
@@ -100,7 +108,7 @@ def test_a_batch_of_every_encoding_has_the_same_tokens(family: str, monkeypatch:
         expected, expected_values, _ = generated(patch, SEGMENTS, methods, prompts)
     assert tokens == expected
     assert torch.allclose(values, expected_values, atol=2e-4)
-    queries = [[sequence.queries for sequence in batch.sequences[0]] for batch in steps]
+    queries = [queries_of(batch) for batch in steps]
     assert ran == len(steps) > NEW, "the other attention makes none"
     assert any(1 in step and max(step) > 1 for step in queries), "prefill beside decoding"
     assert any(len(step) > 1 and set(step) == {1} for step in queries), "decoding alone"
@@ -147,8 +155,8 @@ def test_a_step_that_runs_out_of_memory_is_repeated(monkeypatch: pytest.MonkeyPa
     attend = PagedBatch.attend
 
     def fails_once(self: PagedBatch, *args: Any) -> torch.Tensor:
-        if len(self.sequences[0]) == 3 and not failed:
-            failed.append(max(sequence.queries for sequence in self.sequences[0]))
+        if len(queries_of(self)) == 3 and not failed:
+            failed.append(max(queries_of(self)))
             raise torch.OutOfMemoryError("CUDA out of memory")
         return attend(self, *args)
 

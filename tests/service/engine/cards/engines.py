@@ -17,14 +17,14 @@ from transformers.generation.continuous_batching import input_outputs
 from typing_extensions import override
 
 from patches import Patched, patched
-from patches.attention import paged
 from patches.attention.layer import Layer
+from patches.attention.paged import triton
 from patches.attention.paged.triton import launch
 from patches.attention.paged.triton.launch import Plan
 from tests import card as cards
 from tests.card import Card, CardTensor, WrongDevice, card, download, of_host, upload
 from tests.patches.attention.paged import by_tables
-from tests.recording import Recorder
+from tests.recording import ATTENTION, Recorder
 from tests.service.engine.cards.graphs import recorded
 
 
@@ -54,9 +54,9 @@ class CardRecorder(Recorder):
 def recorded_on_card(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """As ``recorded``, but kernels are launched with all their arguments. Their numbers are those of plain torch."""
     attend, recorder = launch.attend, recorded(monkeypatch, CardRecorder())
-    kernel = SimpleNamespace(attention=_Kernel(), merge=_Kernel(), INTERPRETED=False)
+    kernel = SimpleNamespace(**{name: _Kernel() for name in ATTENTION}, INTERPRETED=False)
     monkeypatch.setitem(sys.modules, "patches.attention.paged.triton.kernel", kernel)
-    monkeypatch.setattr(paged, "kernel", kernel, raising=False)
+    monkeypatch.setattr(triton, "kernel", kernel, raising=False)  # there once it was imported
 
     def attended(
         query: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor, plan: Plan, layer: Layer

@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.generation.continuous_batching.requests import RequestState
 
-from patches import DecodeSteps, PagedSequence, parse, patched
+from patches import DecodeStep, DecodeSteps, PagedSequence, parse, patched
 from service.engine.adapter.cards.decode_rows import DecodeRows
 from service.engine.adapter.cards.processor import StepProcessor
 from service.engine.engine import Engine
-from service.engine.request import SamplingParams
+from service.engine.request import EngineRequest, SamplingParams
 from service.engine.thread.out_of_memory import OutOfMemory
 from tests.methods import Fields
 from tests.models import tiny_model
+from tests.patches.attention.paged.batches import filled
 from tests.recording import Recorder
 from tests.service.engine.adapter.test_paged_attention import WINDOWED, prompts_for
 from tests.service.engine.cards.graphs import CAPTURED, LIMITS, TRITON, recorded, run
@@ -70,11 +72,50 @@ def test_expected_numbers_are_those_of_the_step() -> None:
             PagedSequence(slot, start + number, 1, own)
             for slot, start, own in zip(slots, (2, 7, 12), pages, strict=True)
         ]
-        found, wanted = (steps.filled([sequences], [number, 5, 6]) for steps in (expecting, plain))
+        found, wanted = (filled(steps, sequences, [number, 5, 6]) for steps in (expecting, plain))
         assert torch.equal(found._on_device, wanted._on_device)
         assert torch.equal(found.tables[0].block_table, wanted.tables[0].block_table)
         assert found.longest == wanted.longest
         found.expect()
+
+
+def test_a_request_that_leaves_before_its_step_changes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step has no graph yet, and the slots that it was planned with."""
+    gone, left, ordinary = dict[str, EngineRequest](), list[str](), DecodeRows.take
+
+    def leaving(self: DecodeRows, states: list[RequestState]) -> None:
+        self._requests.update(gone)
+        gone.clear()
+        ordinary(self, states)
+        if len(states) == 2 and not left:
+            left.append(states[-1].request_id)
+            gone[left[0]] = self._requests.pop(left[0])
+
+    methods, prompts = [parse(ENCODINGS[0]), parse({"method": "alibi"})], [[5, 9, 7] * 8, [8, 3, 4]]
+    with patched(tiny_model("llama")[1]) as patch:
+        expected = run(patch, TRITON, methods, prompts, [12, 12])
+        monkeypatch.setattr(DecodeRows, "take", leaving)
+        found = run(patch, CAPTURED, methods, prompts, [12, 12])
+    assert left
+    assert found.tokens[0] == expected.tokens[0]
+    assert torch.allclose(found.logprobs[0], expected.logprobs[0], atol=1e-4)
+    assert found.count("captured") > 0
+    assert found.count("failed") == 0
+
+
+def test_each_step_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one without a graph, before its capture."""
+    written, ordinary = list[int](), DecodeStep.fill
+
+    def counted(self: DecodeStep, rows: np.ndarray, *given: Any) -> None:
+        written.append(len(rows))
+        ordinary(self, rows, *given)
+
+    monkeypatch.setattr(DecodeStep, "fill", counted)
+    with patched(tiny_model("llama")[1]) as patch:
+        found = run(patch, CAPTURED, [parse({"method": "default"})] * 2, [[5, 9, 7], [8, 3]], [9, 20])
+    assert found.count("captured") > 1
+    assert len(written) == found.count("captured") + found.count("replayed")
 
 
 async def test_tokens_of_a_replayed_step_are_handed_out_during_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

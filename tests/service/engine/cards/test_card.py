@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from patches import Method, Patched, parse, patched
+from patches.attention.paged import triton
 from service.engine.choice import EngineChoice
 from service.engine.request import SamplingParams
 from service.engine.verification import _check
@@ -17,6 +18,7 @@ from service.evaluation.scoring.token_scores import prompt_scores
 from tests.card import Wait, WrongDevice, card
 from tests.methods import Fields
 from tests.models import VOCAB_SIZE, tiny_model
+from tests.recording import ATTENTION
 from tests.service.engine.adapter.test_paged_attention import every_encoding, prompts_for
 from tests.service.engine.cards.engines import on_card, recorded_on_card
 from tests.service.engine.cards.graphs import CAPTURED, LIMITS, TRITON, Run, requests_of, run
@@ -40,6 +42,15 @@ WINDOWS: list[Fields] = [
 @pytest.fixture(autouse=True)
 def _recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded_on_card(monkeypatch)
+
+
+def test_no_kernel_of_triton_runs_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one that an earlier test has imported."""
+    monkeypatch.setattr(triton, "kernel", object(), raising=False)
+    recorded_on_card(monkeypatch)
+    from patches.attention.paged.triton import kernel
+
+    assert vars(kernel).keys() == {*ATTENTION, "INTERPRETED"}
 
 
 def generated(patch: Patched, choice: EngineChoice) -> Run:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from structlog.testing import CapturingLogger
@@ -17,7 +15,6 @@ from patches import Patched, patched
 from service.engine.padded.caches import sizes
 from service.models import registry
 from service.models.checkpoint.loading import ModelLoadError
-from service.models.memory import cache_size
 from service.models.memory.cache_size import cache_bytes, cache_bytes_per_token, cache_tokens, kept_bytes
 from service.models.memory.score_size import MOST_TOKENS, SHARE, score_bytes, score_bytes_per_token, score_tokens
 from service.models.registry import ModelRegistry
@@ -25,7 +22,7 @@ from service.settings import Settings
 from tests.field import configurations
 from tests.models import WINDOW, tiny_model
 
-Memory = namedtuple("Memory", "available")
+AMPLE = 1 << 40
 
 
 @pytest.fixture(scope="module")
@@ -38,46 +35,38 @@ def asked(**fields: int) -> Settings:
     return Settings(_env_file=None, **fields)
 
 
-@pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(1 << 40))
-
-
-@pytest.mark.usefixtures("free")
 def test_it_fits_the_model(patch: Patched) -> None:
     trained = patch.geometry.original_max_position_embeddings
-    assert cache_tokens(patch, asked()) == 32 * trained
-    assert cache_tokens(patch, asked(max_length=100 * trained)) == 100 * trained
-    assert cache_tokens(patch, asked(max_length=100 * trained + 1)) == 100 * trained + 32, "a page more"
-    assert cache_tokens(patch, asked(max_length=trained)) == 32 * trained
-    assert cache_tokens(patch, asked(cache_tokens=77)) == 77
+    assert cache_tokens(patch, asked(), AMPLE) == 32 * trained
+    assert cache_tokens(patch, asked(max_length=100 * trained), AMPLE) == 100 * trained
+    assert cache_tokens(patch, asked(max_length=100 * trained + 1), AMPLE) == 100 * trained + 32, "a page more"
+    assert cache_tokens(patch, asked(max_length=trained), AMPLE) == 32 * trained
+    assert cache_tokens(patch, asked(cache_tokens=77), AMPLE) == 77
 
 
-@pytest.mark.usefixtures("free")
 def test_a_long_model_gets_no_more_than_before() -> None:
     with patched(tiny_model("llama", max_position_embeddings=1 << 17)[1]) as long:
-        assert cache_tokens(long, asked()) == 32768
+        assert cache_tokens(long, asked(), AMPLE) == 32768
 
 
-def test_it_takes_a_quarter_of_the_free_memory_at_most(patch: Patched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_takes_a_quarter_of_the_free_memory_at_most(patch: Patched) -> None:
     """Beside the cache, an eighth of its keys again is for keys that turn."""
     per_token = cache_bytes_per_token(patch)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(4 * 1024 * per_token))
-    assert cache_tokens(patch, asked(max_length=1 << 20)) == 1024 - 64
-    assert cache_tokens(patch, asked(cache_tokens=4096 - 256)) == 4096 - 256
+    free = 4 * 1024 * per_token
+    assert cache_tokens(patch, asked(max_length=1 << 20), free) == 1024 - 64
+    assert cache_tokens(patch, asked(cache_tokens=4096 - 256), free) == 4096 - 256
     assert cache_bytes(4096 - 256, patch) == 4080 * per_token
     needed = (5000 + 625 // 2 + 1) * per_token >> 20
     with pytest.raises(ModelLoadError, match=rf"CACHE_TOKENS: 5000 needs {needed} MiB .* at most 3840 tokens fit"):
-        cache_tokens(patch, asked(cache_tokens=5000))
+        cache_tokens(patch, asked(cache_tokens=5000), free)
 
 
-def test_states_of_padded_rows_have_half_of_a_card(patch: Patched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_of_padded_rows_have_half_of_a_card(patch: Patched) -> None:
     model: Any = SimpleNamespace(device=torch.device("cuda"), dtype=patch.model.dtype)
     card: Any = SimpleNamespace(model=model, cached=patch.cached, caching_layers=patch.caching_layers)
     free = 32_000 * cache_bytes_per_token(patch)
-    monkeypatch.setattr(cache_size, "free_bytes", lambda device: free)
-    assert cache_tokens(card, asked()) == 22_400
-    assert cache_tokens(card, asked(), padded=True) == 11_200
+    assert cache_tokens(card, asked(), free) == 22_400
+    assert cache_tokens(card, asked(), free, padded=True) == 11_200
 
 
 @pytest.mark.parametrize(
@@ -93,11 +82,10 @@ def test_only_layers_that_attend_have_keys(kind: str) -> None:
         assert tokens * cache_bytes_per_token(patch) == sizes(cache)[0]
 
 
-def test_half_precision_has_no_spare_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_precision_has_no_spare_places() -> None:
     with patched(tiny_model("llama")[1].bfloat16()) as half:
         per_token = cache_bytes_per_token(half)
-        monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(4 * 1024 * per_token))
-        assert cache_tokens(half, asked(cache_tokens=4096)) == 4096
+        assert cache_tokens(half, asked(cache_tokens=4096), 4096 * per_token) == 4096
         assert cache_bytes(4096, half) == 4096 * per_token
 
 
