@@ -21,7 +21,7 @@ UNUSED = frozenset({"position_ids", "s_aux", "sinks"})
 
 
 class CachedStates(NamedTuple):
-    """States of one token in one layer of a paged cache, whose rows are alike in all layers, for keys and for values.
+    """States of one token in one layer of a paged cache. Rows are alike in all layers, for keys and for values.
 
     A row has ``numbers``, as many as the largest layer needs. ``heads`` are the most key heads of a layer, ``alike`` if
     every layer has them. ``expanded`` are the numbers of a row once each query head has its own. A layer that attends
