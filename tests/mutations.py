@@ -280,6 +280,8 @@ ENCODING = [
              "(sin[..., :half], -sin[..., half:])", (SCORES,)),
     Mutation("attention factor missing on sin", "patches", "angles.sin() * attention_factor", "angles.sin()",
              (SCORES,)),
+    Mutation("a step of frequencies is refused", "patches", "if self.beta_fast < self.beta_slow:",
+             "if self.beta_fast <= self.beta_slow:", (f"{FREQUENCIES}::test_equal_turns_make_a_step",)),
     Mutation("attention factor lost on resolving", "patches", "attention_factor=float(attention_factor)",
              "attention_factor=1.0", (FREQUENCIES,)),
     Mutation("groups without their shift", "patches", "return position // self.group_size + self.shift",

@@ -27,6 +27,8 @@ ROPE_PARAMETERS: dict[str, dict[str, Any]] = {
     "yarn": {**YARN, "rope_theta": 1e6},
     "yarn of gpt-oss": {**YARN, "factor": 32.0, "rope_theta": 150_000.0, "beta_fast": 32.0, "truncate": False},
     "yarn of DeepSeek": {**YARN, "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.707},
+    "yarn of Kimi K2": {**YARN, "type": "yarn", "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "yarn of one number of turns, not truncated": {**YARN, "beta_fast": 1.0, "beta_slow": 1.0, "truncate": False},
     "yarn with an attention factor": {**YARN, "attention_factor": 1.25},
     "yarn of Qwen3-VL": {**YARN, "rope_theta": 5e6, "mrope_section": [3, 3, 2], "mrope_interleaved": True},
     "yarn of Ministral 3": {**YARN, "llama_4_scaling_beta": 0.1, "max_position_embeddings": LONGEST},
