@@ -461,6 +461,8 @@ CARRIED = [
              "            pass\n", (f"{OWN_ATTENTION}::test_a_fault_beside_amplified_rounding_is_refused",)),
     Mutation("a fault in half precision passes for rounding", "patches", "return ROUNDED * max(found)", "return 9.0",
              (f"{OWN_ATTENTION}::test_a_fault_in_half_precision_alone_is_refused",)),
+    Mutation("states of several streams are not looked at", "patches", "is_floating_point() and value.ndim > 2)",
+             "is_floating_point() and value.ndim == 3)", (f"{MULTIMODAL}::test_text_is_carried[glm5_next]",)),
     Mutation("parts keep the attention of a patch", "patches", "for config in _every_config(model):",
              "for config in [model.config, text_config(model)]:",
              (f"{MULTIMODAL}::test_parts_beside_the_text_keep_their_attention",)),

@@ -33,6 +33,7 @@ HYBRIDS = (
     "bailing_hybrid",
     "bamba",
     "falcon_h1",
+    "glm5_next",
     "granitemoehybrid",
     "inkling_text",
     "inkling2_text",
