@@ -62,9 +62,9 @@ Rotary models are also tested with the native scalings `linear`, `dynamic`, `yar
 attention.
 
 The classes of `AutoModelForImageTextToText` are tested for text: their default against transformers, and five encodings
-against the specification. These are `gemma3`, `gemma4`, `gemma4_unified`, `got_ocr2`, `internvl`, `lfm2_vl`, `llama4`,
-`mistral3`, `qwen2_5_vl`, `qwen3_5` and `qwen3_vl`. `qwen2_5_vl`, `qwen3_vl` and `qwen3_5` are tested under a declared
-YaRN too.
+against the specification. These are `gemma3`, `gemma4`, `gemma4_unified`, `glm5_next`, `got_ocr2`, `internvl`,
+`lfm2_vl`, `llama4`, `mistral3`, `qwen2_5_vl`, `qwen3_5` and `qwen3_vl`. `glm5_next` rotates nothing, so two of the
+encodings apply to it. `qwen2_5_vl`, `qwen3_vl` and `qwen3_5` are tested under a declared YaRN too.
 """
 
 FACTS = ("positions", "where", "table", "default", "engine")

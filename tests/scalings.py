@@ -90,6 +90,13 @@ def _deepseek(config_class: str, mscale: float) -> Case:
     return Case(config_class, published, _LATENT)
 
 
+def _kimi() -> Case:
+    scaling = {"type": "yarn", "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    scaling["original_max_position_embeddings"] = 4096
+    published = {"rope_theta": 5e4, "max_position_embeddings": 131072, "rope_scaling": scaling}
+    return Case("DeepseekV3Config", published, _LATENT)
+
+
 CASES: dict[str, Case] = {
     "Llama 3.1 8B": _llama(8.0, 128),
     "Llama 3.2 1B": _llama(32.0, 64),
@@ -127,6 +134,7 @@ CASES: dict[str, Case] = {
     ),
     "DeepSeek-V2": _deepseek("DeepseekV2Config", 0.707),
     "DeepSeek-V3": _deepseek("DeepseekV3Config", 1.0),
+    "Kimi K2": _kimi(),
     "Gemma 3 4B": Case(
         "Gemma3TextConfig",
         {

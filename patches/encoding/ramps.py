@@ -88,8 +88,8 @@ class TurnRangeMethod(TrainedLengthMethod):
 
     @model_validator(mode="after")
     def _fast_above_slow(self) -> Self:
-        if self.beta_fast <= self.beta_slow:
-            raise ValueError("beta_fast must be above beta_slow")
+        if self.beta_fast < self.beta_slow:  # equal ones make a step (Kimi K2)
+            raise ValueError("beta_fast must be at least beta_slow")
         return self
 
     def turn_range(self, geometry: RopeGeometry) -> TurnRange:

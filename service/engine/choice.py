@@ -10,7 +10,7 @@ import torch
 from patches import PagedBackend, Patched, runs_triton
 from service.engine.adapter import EncodingManager, OnStep
 from service.engine.limits import EngineLimits
-from service.engine.padded import PaddedLoop
+from service.engine.padded import OnApart, PaddedLoop
 
 EngineKind = Literal["paged", "padded", "none"]
 Attention = Literal["triton", "eager", "segments"]
@@ -62,16 +62,27 @@ class EngineChoice:
         """The same engine whose steps run as ever."""
         return replace(self, graphs=False, recorded=False)
 
+    def apart(self, error: Exception) -> EngineChoice:
+        """The same engine with a forward for each row, since the caches of some did not join in service."""
+        reasons = (self.reason, f"the {self} fails on it in service: {error}")
+        return replace(self, together=False, reason="; ".join(filter(None, reasons)))
+
     def built(
-        self, patch: Patched, limits: EngineLimits, on_step: OnStep = lambda use, variant: None
+        self,
+        patch: Patched,
+        limits: EngineLimits,
+        on_step: OnStep = lambda use, variant: None,
+        on_apart: OnApart = lambda error: None,
     ) -> EncodingManager | PaddedLoop:
-        """The engine, before its thread starts. The paged one calls ``on_step`` after each step.
+        """The engine, before its thread starts.
+
+        The paged one calls ``on_step`` after each step, and the padded one ``on_apart`` when rows do not join.
 
         Raises:
             UnsupportedModel: when it cannot serve the model.
         """
         if self.kind != "paged":  # without an engine, its thread computes scores only
-            return PaddedLoop(patch, limits, together=self.together)
+            return PaddedLoop(patch, limits, together=self.together, on_apart=on_apart)
         return EncodingManager(patch, limits, self.backend, graphs=self.graphs, recorded=self.recorded, on_step=on_step)
 
 

@@ -38,7 +38,7 @@ class Engine:
         metrics: EngineMetrics | None = None,
         choice: EngineChoice = PAGED,
     ) -> None:
-        self.patch, self.limits, self.eos_token_ids, self.choice = patch, limits, eos_token_ids, choice
+        self.patch, self.limits, self.eos_token_ids = patch, limits, eos_token_ids
         self._metrics = metrics or EngineMetrics(Metrics(), "")
         self._metrics.serves(choice.kind, choice.attention, patch.ranks.size, graphs=choice.graphs)
         waiting, waiting_tokens, shared = limits.max_queue, limits.max_queue_tokens, limits.shared
@@ -46,6 +46,11 @@ class Engine:
         self.scores = Admission(limits.score_tokens, waiting, 1, waiting_tokens, shared=shared)
         self.encodings = EncodingsInUse(patch.slots, shared=shared)
         self.thread = GenerationThread(patch, limits, self._metrics, choice)
+
+    @property
+    def choice(self) -> EngineChoice:
+        """The engine in use."""
+        return self.thread.choice
 
     def load(self) -> dict[str, int]:
         """Requests running and waiting, scoring work, tokens of cache that requests hold and in total."""

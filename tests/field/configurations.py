@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tests.models import randomise
 
@@ -136,6 +136,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "dots3_note_text": {"head_dim": 20},
     "falcon_h1": {"mamba_d_ssm": 128},
     "gemma3n_text": {**_SHARED_KEYS, "intermediate_size": 96, "activation_sparsity_pattern": [0.0] * 4},
+    "glm5_next_text": {"index_topk": 8, "index_kpool": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
@@ -213,10 +214,9 @@ def tiny_model(
         CannotBeBuilt: as ``tiny_config``.
     """
     config = tiny_config(model_type, **overrides)
+    builder = AutoModelForCausalLM if model_type in TYPES else AutoModelForImageTextToText
     torch.manual_seed(seed)  # some parameters keep what their class draws for them
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        config, attn_implementation=attn_implementation, dtype=torch.float32
-    )
+    model: PreTrainedModel = builder.from_config(config, attn_implementation=attn_implementation, dtype=torch.float32)
     randomise(model, seed)
     return model.eval()
 

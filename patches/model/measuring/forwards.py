@@ -116,22 +116,25 @@ def refusing(what: str) -> Iterator[None]:
 
 def refuse_positions_added_to_tokens(model: Any) -> None:
     """Raises:
-    UnsupportedModel: when the first layer of a model gets equal tokens unlike.
+    UnsupportedModel: when the first layer of a model gets equal tokens unlike, or no states [rows, tokens, ...].
     """
     entering: list[torch.Tensor] = []
 
     def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         states = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        entering.extend(value for value in states[:1] if value.is_floating_point() and value.ndim == 3)
+        entering.extend(value for value in states[:1] if value.is_floating_point() and value.ndim > 2)
 
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layers in lists for layer in layers]
     try:
-        logits_of(model, distinct=False)
+        tokens = logits_of(model, distinct=False).shape[1]
     finally:
         for hook in hooks:
             hook.remove()
-    if not entering or not torch.equal(entering[0], entering[0][:, :1].expand_as(entering[0])):
+    first = next((states for states in entering if states.shape[1] == tokens), None)
+    if first is None:
+        raise UnsupportedModel("no states [rows, tokens, ...] enter its layers, so its positions cannot be measured")
+    if not torch.equal(first, first[:, :1].expand_as(first)):
         raise UnsupportedModel("it adds positions to its tokens in a way that we do not know")
 
 

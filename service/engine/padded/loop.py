@@ -17,6 +17,7 @@ from patches import Patched
 from service.engine import THREAD_NAME
 from service.engine.failures import EngineFailed
 from service.engine.limits import EngineLimits
+from service.engine.padded.caches import CannotJoin
 from service.engine.padded.sequence import Output, Sequence
 from service.engine.padded.steps import Steps
 from service.engine.request import EngineRequest
@@ -28,6 +29,9 @@ from service.sharing.turns import Turns
 
 log = structlog.get_logger()
 
+OnApart = Callable[[Exception], object]
+"""Gets the error by which rows did not join."""
+
 IDLE_S = 0.1
 """Seconds that an idle thread sleeps at most."""
 
@@ -35,14 +39,18 @@ IDLE_S = 0.1
 class PaddedLoop:
     """Generation from the model's own caches, with the interface of ``EncodingManager``.
 
-    ``requests`` maps ids to requests of the event loop. ``together`` lets rows share a forward.
+    ``requests`` maps ids to requests of the event loop. ``together`` lets rows share a forward. In service, it ends
+    with the first rows whose caches do not join, and ``on_apart`` gets the error.
     """
 
-    def __init__(self, patch: Patched, limits: EngineLimits, *, together: bool) -> None:
+    def __init__(
+        self, patch: Patched, limits: EngineLimits, *, together: bool, on_apart: OnApart = lambda error: None
+    ) -> None:
         self.requests: dict[str, EngineRequest] = {}
         self.interleaved = Interleaved(others_hold_memory=lambda: self.load()[0] > 0)
         self._patch, self._limits, self._turns = patch, limits, Turns()
         self._steps = Steps(patch, limits, self._turns, self._deliver, together=together)
+        self._on_apart = on_apart
         self._handlers: dict[str, tuple[Callable[[Output], object], asyncio.AbstractEventLoop]] = {}
         self._wake = Wake()
         self._draining = self._stopped = False
@@ -177,13 +185,23 @@ class PaddedLoop:
         if self._stopped:
             return False
         self._steps.heartbeat = time.monotonic()
-        if self._steps.run(others) or others:
+        if self._step(others) or others:
             return True
         if self._draining and not sequences:
             return False
         self._wake.wait(IDLE_S)
         self._wake.clear()
         return True
+
+    def _step(self, others: set[str]) -> bool:
+        """One step. Rows that do not join keep their own caches, for a forward each from the next step on."""
+        try:
+            return self._steps.run(others)
+        except CannotJoin as error:
+            log.warning("rows_run_apart", reason=str(error))
+            self._steps.together = False
+            self._on_apart(error)
+            return True
 
     def _deliver(self, sequence: Sequence, error: Exception | None) -> None:
         handler = self._handlers.get(sequence.request.request_id)

@@ -20,8 +20,8 @@ from service.sharing.turns import Turns
 class Steps:
     """Runs requests. Other threads put them, and ids to cancel, into ``inbox``; ``deliver`` takes every output.
 
-    ``heartbeat`` is the time of the last forward. A forward that runs out of memory fails the longest of its rows; the
-    others compute their tokens again.
+    ``heartbeat`` is the time of the last forward. ``together`` lets rows share a forward. A forward that runs out of
+    memory fails the longest of its rows; the others compute their tokens again.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Steps:
         self.sequences: dict[str, Sequence] = {}
         """Request id -> sequence, in order of arrival."""
         self.heartbeat = time.monotonic()
-        self._forward, self._turns, self._deliver, self._together = BatchForward(patch), turns, deliver, together
+        self._forward, self._turns, self._deliver, self.together = BatchForward(patch), turns, deliver, together
         self._limits, self._most, self._measured = limits, limits.max_requests_per_batch, False
         self._prefill_beside_others = PREFILL_BESIDE_OTHERS if patch.model.device.type == "cpu" else None
 
@@ -64,7 +64,7 @@ class Steps:
             self._prefill_beside_others,
         )
         began, computed = time.perf_counter(), []
-        for rows in batches(decoding, together=self._together):
+        for rows in batches(decoding, together=self.together):
             computed += [(row.request.tenant, 1) for row in rows]
             self._advance(rows, 1, others)
         token_budget = max(1, token_budget - len(computed))

@@ -35,10 +35,13 @@ STOP_S = 5.0
 
 
 class GenerationThread:
-    """One model's generation thread. ``manager`` runs it and is replaced with it; ``restarts`` counts replacements."""
+    """One model's generation thread. ``manager`` runs it and is replaced with it; ``restarts`` counts replacements.
+
+    ``choice`` is the engine in use: without shared forwards once rows did not join.
+    """
 
     def __init__(self, patch: Patched, limits: EngineLimits, metrics: EngineMetrics, choice: EngineChoice) -> None:
-        self._patch, self._limits, self._metrics, self._choice = patch, limits, metrics, choice
+        self._patch, self._limits, self._metrics, self.choice = patch, limits, metrics, choice
         self.manager = self._started()
         self.restarts = 0
         self._stopping, self._ending = False, threading.Lock()
@@ -48,9 +51,12 @@ class GenerationThread:
         self._neighbours = Neighbours(torch.get_num_threads() if is_whole_on_cpu(patch.model) else 1)
 
     def _started(self) -> EncodingManager | PaddedLoop:
-        manager = self._choice.built(self._patch, self._limits, self._metrics.step)
+        manager = self.choice.built(self._patch, self._limits, self._metrics.step, self._run_apart)
         manager.start()
         return manager
+
+    def _run_apart(self, error: Exception) -> None:
+        self.choice = self.choice.apart(error)
 
     @property
     def is_alive(self) -> bool:

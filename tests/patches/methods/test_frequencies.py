@@ -64,6 +64,18 @@ def test_equals_the_paper_on_the_grid(sizes: Any) -> None:
                 check(fields, model, length)
 
 
+@pytest.mark.parametrize("truncate", [True, False])
+@pytest.mark.parametrize("name", ["yarn", "dynamic_yarn", "mrrope_uni", "mrrope_pro", "tailspline"])
+def test_equal_turns_make_a_step(name: str, truncate: bool) -> None:
+    """Kimi K2's YaRN. Rounded outwards, the step takes one pair."""
+    fields = {"method": name, "beta_fast": 1.0, "beta_slow": 1.0, "truncate": truncate}
+    if name != "dynamic_yarn":
+        fields["factor"] = 4.0
+    for sizes in GEOMETRIES:
+        model = geometry(*sizes)
+        check(fields, model, 4 * model.original_max_position_embeddings)
+
+
 @st.composite
 def drawn_geometries(draw: st.DrawFn) -> RopeGeometry:
     head_dim = 2 * draw(st.integers(2, 128))

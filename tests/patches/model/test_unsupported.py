@@ -75,6 +75,13 @@ def test_another_scaling_of_phimoe_is_refused() -> None:
         patched(model).__enter__()
 
 
+def test_layers_that_get_no_states_by_token_are_refused() -> None:
+    model = configurations.tiny_model("jamba")
+    model.model.layers = torch.nn.Sequential(*model.model.layers)  # no list whose layers we could watch
+    with pytest.raises(UnsupportedModel, match="enter its layers, so its positions"), patched(model):
+        raise AssertionError("never entered")
+
+
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_unsupported_models_are_refused_with_the_reason(name: str) -> None:
     config, reason = UNSUPPORTED[name]

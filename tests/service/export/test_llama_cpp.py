@@ -38,6 +38,7 @@ ENCODINGS: list[Fields] = [
     {"method": "ntk", "factor": 6.0},
     {"method": "yarn", "factor": 4.0},
     {"method": "yarn", "factor": 3.7, "beta_fast": 16.0, "beta_slow": 2.0, "original_max_position_embeddings": 208},
+    {"method": "yarn", "factor": 4.0, "beta_fast": 1.0, "beta_slow": 1.0},
     {"method": "dynamic", "factor": 2.0},
     {"method": "dynamic_yarn"},
 ]

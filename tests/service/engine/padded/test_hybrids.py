@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from structlog.testing import CapturingLogger
 from transformers import PreTrainedModel
 
 from patches import Method, Patched, one_per_route, parse, patched
 from service import context
 from service.context import RequestContext
+from service.engine.choice import EngineChoice
 from service.engine.engine import Engine
 from service.engine.generation import Generation
 from service.engine.limits import EngineLimits
@@ -33,6 +36,7 @@ HYBRIDS = (
     "bailing_hybrid",
     "bamba",
     "falcon_h1",
+    "glm5_next",
     "granitemoehybrid",
     "inkling_text",
     "inkling2_text",
@@ -118,6 +122,38 @@ async def test_tokens_are_those_of_generate_alone_and_among_others(kind: str) ->
             assert engine.load()["cache_tokens_used"] == 0
     assert generations[0].token_ids == expected
     assert [each.token_ids for each in generations[1:]] == [each.token_ids for each in alone]
+
+
+def test_the_check_joins_rows_and_finds_keys_that_depend_on_their_column() -> None:
+    """The published sizes of DeepSeek-V4: a window of 128 tokens, and keys of 4 and of 128."""
+    rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+    sizes = {"sliding_window": 128, "compress_rates": rates, "max_position_embeddings": 1024}
+    with patched(tiny_model("deepseek_v4", **sizes)) as patch:
+        choice = verify(patch)
+    assert (choice.kind, choice.together) == ("padded", False)
+    assert "the padded engine fails on it: a state of its cache, buffer_kv, grows" in str(choice.reason)
+
+
+async def test_rows_that_do_not_join_in_service_have_a_forward_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a check that missed it. Every request is served; listings have the reason, and the log has it once."""
+    log = CapturingLogger()
+    monkeypatch.setattr("service.engine.padded.loop.log", log)
+    model, prompts = tiny_model("deepseek_v4"), [tokens(count, count) for count in (40, 30, 17)]
+    expected = [own(model, prompt) for prompt in prompts]
+    with patched(model) as patch:
+        engine = Engine(patch, LIMITS, eos_token_ids=(), choice=EngineChoice("padded", reason="no pages"))
+        try:
+            for _ in range(2):
+                found = await asyncio.gather(*(finished(engine, prompt) for prompt in prompts))
+                assert [each.token_ids for each in found] == expected
+        finally:
+            engine.thread.stop(grace_s=1.0)
+    assert engine.thread.restarts == 0
+    assert [call.args for call in log.calls] == [("rows_run_apart",)]
+    assert not engine.choice.together
+    assert re.fullmatch(
+        "no pages; the padded engine fails on it in service: a state of its cache, .*", str(engine.choice.reason)
+    )
 
 
 def test_a_model_that_returns_no_cache_is_scored_only() -> None:

@@ -21,7 +21,7 @@ from service.engine.padded.caches import joined, row_of, sizes
 from service.engine.padded.sequence import Sequence, batches
 from service.engine.request import EngineRequest, SamplingParams
 from service.engine.thread.out_of_memory import OutOfMemory
-from service.engine.verification import _check
+from service.engine.verification import BEHIND, LONGEST, NEW, _check, checked_length, verify
 from tests.methods import rows
 from tests.models import VOCAB_SIZE, tiny_model
 
@@ -83,6 +83,21 @@ async def test_every_method_gives_the_tokens_of_the_paged_engine() -> None:
 def test_every_kind_of_attention_is_carried(family: str, choice: EngineChoice) -> None:
     with patched(tiny_model(family)[1]) as patch:
         _check(patch, choice, prompt(20))
+
+
+@pytest.mark.parametrize("window", [4, 128, LONGEST - BEHIND])
+def test_the_check_joins_rows_at_any_length_of_its_prompt(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    forwards: list[tuple[int, int]] = []
+    model = tiny_model("mistral", sliding_window=window, max_position_embeddings=512)[1]
+    with patched(model) as patch:
+        monkeypatch.setattr("service.engine.verification.choices", lambda *_: (TOGETHER,))
+        model.register_forward_pre_hook(
+            lambda _, args, kwargs: forwards.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+        )
+        assert verify(patch) == TOGETHER
+        length = checked_length(patch) - NEW
+    assert max(rows for rows, _ in forwards) >= 3, "rows decode together"
+    assert any(1 < tokens < length - 2 for _, tokens in forwards), "prompts are read in chunks"
 
 
 SAMPLINGS = [
