@@ -11,6 +11,18 @@ from patches.encoding.recipe import AttentionTemperature
 from patches.model.architectures import architecture_of
 
 
+class NotCopied:
+    """A part of a patch that the replaced forwards of a model hold. Copies of the model would share it."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises:
+        TypeError: always. ``copy.deepcopy`` and ``pickle`` of the patched model come here.
+        """
+        raise TypeError(
+            "a patched model is not copied or pickled: do so outside of the patch, or save its state_dict inside"
+        )
+
+
 def take_over_temperatures(model: Any, undo: ExitStack) -> dict[int, AttentionTemperature]:
     """Switch off the temperatures that layers compute by counting tokens; returns them by layer, as functions of
     positions."""

@@ -9,11 +9,12 @@ import torch
 from patches.batch.slots import SlotTable, decode, positions_of
 from patches.model.forward import Forwards
 from patches.model.measuring.measurement import Measurement
+from patches.model.replacement import NotCopied
 from patches.model.rotary_tables import plain_positions, planes_of
 from patches.model.steps_ahead import StepsAhead
 
 
-class RotarySeam:
+class RotarySeam(NotCopied):
     """The rotary modules of one model."""
 
     def __init__(self, measurement: Measurement, slots: SlotTable, forwards: Forwards) -> None:

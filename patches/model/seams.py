@@ -39,11 +39,12 @@ from patches.model.measuring.geometry import tempered_layers, text_config
 from patches.model.measuring.measurement import Measurement
 from patches.model.ranks import Ranks, heads_of_rank
 from patches.model.recorded.recording import Recordings
+from patches.model.replacement import NotCopied
 from patches.model.rotary_seam import RotarySeam
 from patches.model.written import mark, refuse_other_keys
 
 
-class Patched(Encodings):
+class Patched(Encodings, NotCopied):
     """A model whose rows choose their encoding.
 
     ``encoding`` gives the keyword argument that chooses it, for ``generate``, ``forward`` and trainers. A server works
@@ -208,14 +209,6 @@ class Patched(Encodings):
             raise RuntimeError("the attention of the patch was replaced: call set_attn_implementation outside of it")
         if kwargs.get("output_attentions", self._config.output_attentions):
             raise ValueError("output_attentions: a patched model returns no weights; leave it out, or do not patch")
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Raises:
-        TypeError: always. ``copy.deepcopy`` and ``pickle`` of the patched model come here.
-        """
-        raise TypeError(
-            "a patched model is not copied or pickled: do so outside of the patch, or save its state_dict inside"
-        )
 
     @property
     def num_logits(self) -> int:
