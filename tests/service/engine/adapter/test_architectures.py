@@ -34,6 +34,11 @@ async def test_mixed_encodings_in_a_paged_batch(family: str) -> None:
     await check(tiny_model(family, **sizes)[1], METHODS)
 
 
+async def test_dual_chunk_attention_that_a_checkpoint_declares() -> None:
+    declared = {"chunk_size": 40, "local_size": 8, "original_max_position_embeddings": 48}
+    await check(tiny_model("qwen2", dual_chunk_attention_config=declared)[1], METHODS)
+
+
 @pytest.mark.parametrize("name", by_tier(OTHER_FAMILIES))
 async def test_families_with_seams_of_their_own(name: str) -> None:
     """The first request extends what has an end; the second is the checkpoint's own."""
