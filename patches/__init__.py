@@ -29,6 +29,7 @@ from patches.proposals import UNSCALED, alike, candidates
 from patches.registry import METHODS, describe_method, describe_methods, examples, questions
 from patches.resolution import EchoMismatch, describe, effective, resolve
 from patches.rope_parameters import (
+    CHUNKS,
     NoRopeParameters,
     closest,
     grouping,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALIKE",
+    "CHUNKS",
     "ENCODING_TAGS",
     "LONGEST",
     "LONG_CONTEXT",

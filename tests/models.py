@@ -157,6 +157,7 @@ _FAIRSEQ = {**_SIZES, "ffn_dim": 96}
 
 OTHER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gptj": ("GPTJConfig", {**_SIZES, "rotary_dim": 8}),
+    "codegen": ("CodeGenConfig", {**_SIZES, "rotary_dim": 8}),
     "falcon": ("FalconConfig", _SIZES),  # one key for all heads, as in Falcon-7B
     "falcon_grouped": ("FalconConfig", {**_SIZES, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon_full": ("FalconConfig", _FALCON),
@@ -174,7 +175,10 @@ OTHER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt2": ("GPT2Config", _SIZES),
+    # The second layer attends to a window.
+    "gpt_neo": ("GPTNeoConfig", {**_SIZES, "attention_types": [[["global", "local"], 1]], "window_size": WINDOW}),
     "opt": ("OPTConfig", {**_FAIRSEQ, "word_embed_proj_dim": 32}),
+    "biogpt": ("BioGptConfig", _SIZES),
     "xglm": ("XGLMConfig", {**_FAIRSEQ, "d_model": 64, "num_layers": 2, "attention_heads": 4}),
 }
 """Families whose attention does not dispatch by name, or whose positions are not rotary: each has a seam."""

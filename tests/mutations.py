@@ -60,6 +60,10 @@ class Mutation:
 
 MULTIMODAL = "tests/patches/model/architectures/test_multimodal.py"
 NATIVE_POSITIONS = "tests/patches/model/architectures/test_native_positions.py"
+OTHER_FAMILIES = "tests/patches/model/architectures/test_other_families.py"
+GPT_NEO = "test_the_local_layers_of_gpt_neo_have_a_window"
+CODEGEN = "test_the_heads_of_codegen_come_from_every_quarter_of_its_projection"
+DUAL_CHUNK = "tests/patches/model/test_dual_chunk.py"
 OWN_ATTENTION = "tests/patches/model/test_own_attention.py"
 UNSUPPORTED = "tests/service/openai/test_unsupported.py::test_cached_tokens_of_a_prompt"
 RESPONSE_TOOLS = "tests/service/openai/structure/test_response_tools.py"
@@ -301,6 +305,15 @@ ENCODING = [
              "(0.1 * math.log(self.factor) + 1.0)", (TEMPERATURE,)),
     Mutation("bias with the wrong slopes", "patches", "finer[0::2]", "finer[1::2]", (BIASES,)),
     Mutation("a slot is not released", "patches", "self._users[slot] -= 1", "self._users[slot] -= 0", (SLOTS,)),
+    Mutation("declared chunks are passed over", "patches/model", " or declared or _in_chunks(config, parameters)",
+             " or declared", (f"{DUAL_CHUNK}::test_the_published_entries_are_what_vllm_computes",)),
+    Mutation("a map over the map of the checkpoint", "patches",
+             "native.base if isinstance(native, BasedMethod) else native", "native",
+             (f"{DUAL_CHUNK}::test_another_map_takes_its_place",)),
+    Mutation("local layers of GPT-Neo see everything", "patches/model", 'if module.attention_type == "local" else None',
+             'if module.attention_type == "none" else None', (f"{OTHER_FAMILIES}::{GPT_NEO}",)),
+    Mutation("values of CodeGen as its keys", "patches/model", "query, value, key = ", "query, key, value = ",
+             (f"{OTHER_FAMILIES}::{CODEGEN}",)),
 ]  # fmt: skip
 
 SERVED = [

@@ -185,6 +185,23 @@ CASES: dict[str, Case] = {
 }
 
 
+IN_CHUNKS = {
+    "Qwen2.5-7B-Instruct-1M": Case(
+        "Qwen2Config",
+        {
+            "rope_theta": 1e7,
+            "max_position_embeddings": 1010000,
+            "dual_chunk_attention_config": {
+                "chunk_size": 262144,
+                "local_size": 8192,
+                "original_max_position_embeddings": 262144,
+            },
+        },
+        {**_SIZES, "hidden_size": 256, "head_dim": 128},
+    ),
+}
+"""Checkpoints whose extension transformers passes over."""
+
 OTHER_COLUMNS = ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor")
 
 
@@ -239,14 +256,22 @@ the trained length. The divisor at four times this length follows if it differs.
 them there. *Layers*: those with the encoding of the request. The others keep their own rotation. A checkpoint with
 `linear` declares no trained length: it is the declared length divided by the factor.
 
-The tests compare every row with transformers at 1, 2 and 4 times the trained length. The logits of the last tokens
-agree within 2e-5, behind a cache of all earlier keys. No extension applies twice:
+The tests compare all rows but the last with transformers at 1, 2 and 4 times the trained length. The logits of the
+last tokens agree within 2e-5, behind a cache of all earlier keys. No extension applies twice:
 
 - A `factor` in a request is relative to the trained length. `linear:4` on Llama 3.1 divides the frequencies of plain
   RoPE by 4, and the declared scaling has no part in it.
 - The `rope_parameters` of a checkpoint, sent as `pe`, give its `default`. Some have an object per type of layer
   (Gemma 3, OLMo 3): send that of `full_attention`. The library also takes the whole.
 - A position map without `base` uses the declared scaling once.
+
+Checkpoints for a million tokens (Qwen2.5-1M, Qwen3-2507) declare dual chunk attention in
+`dual_chunk_attention_config`. The code of transformers 5.23 passes over it. So its logits differ beyond the first chunk
+of `chunk_size` - `local_size` tokens, and beyond the trained length. Here `default` has the rotation and the
+temperature of vLLM's code, and no sparse attention. The temperature is that of the reserved length. In vLLM it follows
+the growing length of a text, and cached keys keep the factor of their time. Plain RoPE, as in transformers, is
+`default` with the checkpoint's `rope_theta`: `{"method": "default", "rope_theta": 10000000.0}`. A position map without
+`base` takes the place of the declared one. Beside another scaling, the entry is refused at start-up.
 """
 
 
@@ -254,7 +279,7 @@ def declared(native: Any) -> str:
     """The checkpoint's own encoding with every number that it declares, but those of other columns."""
     fields = native.model_dump(exclude_unset=True)
     numbers = {n: value for n, value in fields.items() if isinstance(value, int | float) and n not in OTHER_COLUMNS}
-    shown = [f"{n}={value}" if isinstance(value, bool) else f"{n}={value:.5g}" for n, value in numbers.items()]
+    shown = [f"{n}={value}" if isinstance(value, int) else f"{n}={value:.5g}" for n, value in numbers.items()]
     return f"{native.method}({', '.join(shown)})" if shown else str(native.method)
 
 
@@ -266,14 +291,15 @@ def bases(patch: Patched) -> str:
 
 
 def line(name: str) -> str:
-    with carried(CASES[name]) as patch:
+    case = (CASES | IN_CHUNKS)[name]
+    with carried(case) as patch:
         geometry = patch.geometry
         trained = geometry.original_max_position_embeddings
         at = {times: resolve(parse({"method": "default"}), geometry, times * trained) for times in (1, 4)}
         plain = geometry.rope_theta ** (2 / geometry.rotary_dim - 1)  # lowest frequency
         divisors = [f"{plain / at[times].inv_freq[-1]:.4g}" for times in (1, 4)]
         temperature = getattr(at[4].recipe.attention_temperature, "multiplier", 1.0)
-        by_position = ", and by position" if "llama_4_scaling_beta" in str(CASES[name].published) else ""
+        by_position = ", and by position" if "llama_4_scaling_beta" in str(case.published) else ""
         cells = [
             name,
             f"{trained:,}",
@@ -289,7 +315,7 @@ def line(name: str) -> str:
 
 
 def document() -> str:
-    return HEAD + "\n".join(map(line, CASES)) + "\n" + NOTES
+    return HEAD + "\n".join(map(line, CASES | IN_CHUNKS)) + "\n" + NOTES
 
 
 if __name__ == "__main__":

@@ -57,7 +57,8 @@ class Layer:
 
 def index_of(attention: nn.Module) -> int:
     """Index of the layer of an attention module; -1 for a module that several layers share (Zamba)."""
-    index: int | None = attention.layer_idx  # type: ignore[assignment]
+    named = "layer_idx" if hasattr(attention, "layer_idx") else "layer_id"  # GPT-Neo
+    index: int | None = getattr(attention, named)
     return -1 if index is None else index
 
 

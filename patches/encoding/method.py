@@ -285,9 +285,14 @@ class WrappingMethod(Method):
         return replace(recipe, bands=bands or recipe.bands)
 
     def _underneath(self, geometry: RopeGeometry) -> Method | None:
-        """The base schedule, None for plain RoPE: a checkpoint's own encoding is not its own base."""
+        """The base schedule, None for plain RoPE: a checkpoint's own encoding is not its own base.
+
+        A checkpoint's own map or mask gives way to this one, which keeps its schedule.
+        """
         native = geometry.native
-        return self.base or (native if isinstance(native, Method) and native != self else None)
+        if self.base is not None or not isinstance(native, Method) or native == self:
+            return self.base
+        return native.base if isinstance(native, BasedMethod) else native
 
     def extension(self, geometry: RopeGeometry) -> float | None:
         base = self._underneath(geometry)

@@ -71,7 +71,9 @@ takes a base alone there.
 
 A checkpoint's own encoding may depend on the length, as LongRoPE's lists do. Every system reads them in its own way, so
 the answer names the differences there too. A model whose configuration has `position_encoding` is refused, as the demo
-model with ALiBi is. Only Ropeway reads that entry, and other systems would rotate."""
+model with ALiBi is. Only Ropeway reads that entry, and other systems would rotate. An own encoding in
+`dual_chunk_attention_config` (Qwen2.5-1M) is refused, since no system has an option for it. So are other encodings
+beside that entry for vLLM and SGLang, which read it first."""
 
 
 def _row(drawn: Sample) -> str:

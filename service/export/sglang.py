@@ -36,6 +36,7 @@ class SGLang(Target):
     version: ClassVar[str] = "0.5.23"
     documentation: ClassVar[str] = "https://docs.sglang.io/advanced_features/server_arguments.html"
     apply: ClassVar[str] = "Add the options to `python -m sglang.launch_server`."
+    reads_chunks: ClassVar[bool] = True
 
     def express(self, wanted: Wanted) -> Expression:
         form = first(wanted, TYPES, lambda form: fits(form, wanted))

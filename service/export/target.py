@@ -80,6 +80,8 @@ class Target(ABC):
     documentation: ClassVar[str]
     apply: ClassVar[str]
     """The place of the result, as one sentence."""
+    reads_chunks: ClassVar[bool] = False
+    """True if it reads ``dual_chunk_attention_config`` in place of ``rope_parameters``."""
 
     @abstractmethod
     def express(self, wanted: Wanted) -> Expression:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from patches import (
+    CHUNKS,
     LONGEST,
     Method,
     NoRopeParameters,
@@ -89,6 +90,7 @@ class Source:
     ``own`` is empty for a model whose configuration has no ``rope_parameters`` (GPT-J). ``base`` is the geometry of an
     adapter's base: other systems read the base's configuration, and not what the adapter's folder declares.
     ``read_here_alone`` is true for a configuration with ``position_encoding``: other systems pass over it.
+    ``in_chunks`` is true for one with ``dual_chunk_attention_config``, which some systems read and others pass over.
     ``longest`` is the entry of its configuration with the longest text in tokens.
     """
 
@@ -97,6 +99,7 @@ class Source:
     model_type: str
     base: RopeGeometry | None = None
     read_here_alone: bool = False
+    in_chunks: bool = False
     longest: str = "max_position_embeddings"
 
 
@@ -107,9 +110,11 @@ def source_of(patch: Patched, base: Patched | None = None) -> Source | None:
     if config.get_text_config() is not config:
         return None
     own = getattr(config, "rope_parameters", None) or {}
-    alone = getattr((base or patch).model.config, "position_encoding", None) is not None
+    alone = getattr(config, "position_encoding", None) is not None
+    in_chunks = bool(getattr(config, CHUNKS, None))
     longest = next((name for name in OTHER_LENGTHS if getattr(config, name, None)), "max_position_embeddings")
-    return Source(patch.geometry, own, config.model_type, None if base is None else base.geometry, alone, longest)
+    of_base = None if base is None else base.geometry
+    return Source(patch.geometry, own, config.model_type, of_base, alone, in_chunks, longest)
 
 
 def carriers(method: Method, patch: Patched, length: int) -> list[str] | None:
@@ -195,10 +200,15 @@ def _expressed(method: Method, source: Source, target: Target, length: int) -> E
             "others would rotate its queries and keys"
         )
     declared = source.base or geometry
+    is_own = _is_own(resolved, declared, length)
+    if source.in_chunks and is_own:
+        raise Inexpressible(f"it has no option for this encoding, which is `{CHUNKS}` of the configuration")
+    if source.in_chunks and target.reads_chunks:
+        raise Inexpressible(f"it reads `{CHUNKS}` instead: serve the checkpoint without that entry")
     varies = resolved.length is not None and resolve(method.without_follows(), geometry, SHORTEST) != resolved
     wanted = Wanted(geometry, length, resolved, source.own, source.model_type, varies)
     is_longer = length > declared.max_position_embeddings
-    if _is_own(resolved, declared, length) and not (is_longer and resolved.rotates):
+    if is_own and not (is_longer and resolved.rotates):
         expression = target.own(replace(wanted, geometry=declared))
         if is_longer:
             expression = target.lengthened(expression, {source.longest: length})

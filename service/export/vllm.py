@@ -38,6 +38,7 @@ class VLLM(Target):
     version: ClassVar[str] = "0.33.0"
     documentation: ClassVar[str] = "https://docs.vllm.ai/en/stable/features/context_extension/"
     apply: ClassVar[str] = "Add the options to `vllm serve`."
+    reads_chunks: ClassVar[bool] = True
 
     def express(self, wanted: Wanted) -> Expression:
         form = _form(wanted)

@@ -28,8 +28,12 @@ class Seams(Protocol):
         attention_mask: torch.Tensor | None,
         scaling: float,
         dropout: float = 0.0,
+        *,
+        sliding_window: int | None = None,
     ) -> tuple[torch.Tensor, None]:
         """Seam B: output [rows, tokens, heads, value dim] of states [rows, heads, tokens, dim].
+
+        A query of a layer with a ``sliding_window`` attends to as many keys, its own included.
 
         Raises:
             ValueError: for a dropout of attention weights in training.

@@ -6,6 +6,7 @@ half precision, theirs takes scores in float32 and rotates in half precision, ou
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,7 +20,15 @@ def forward(
     seams: Seams, module: Any, hidden_states: torch.Tensor, layer_past: Any = None, **_: Any
 ) -> tuple[torch.Tensor, None]:
     projections: tuple[nn.Module, ...] = (module.q_proj, module.k_proj, module.v_proj)
-    query, key, value = (split_heads(projection(hidden_states), module.head_dim) for projection in projections)
+    states = (split_heads(projection(hidden_states), module.head_dim) for projection in projections)
+    return attended(seams, module, hidden_states, states, layer_past)
+
+
+def attended(
+    seams: Seams, module: Any, hidden_states: torch.Tensor, states: Iterable[torch.Tensor], layer_past: Any
+) -> tuple[torch.Tensor, None]:
+    """The rest behind the projections: ``states`` are query, key and value [rows, heads, tokens, dim]."""
+    query, key, value = states
     cos, sin = (_by_pair(part)[:, None] for part in seams.rotary(hidden_states))
     query, key = (rotate(states, cos, sin, interleaved=True) for states in (query, key))
     if layer_past is not None:

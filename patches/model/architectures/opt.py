@@ -1,4 +1,4 @@
-"""OPT: a learned table whose first two rows are no positions. Dispatches by name: equal to the bit."""
+"""OPT and BioGPT: a learned table whose first two rows are no positions. Dispatch by name: equal to the bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from patches.model.architectures.gpt2 import facts
 
 
 def positions(model: Any) -> LearnedTable:
-    table = model.model.decoder.embed_positions
+    table = model.get_decoder().embed_positions
     return LearnedTable(table, table.offset)
 
 

@@ -8,8 +8,10 @@ from torch import nn
 
 from patches.model.architectures.architecture import Architecture
 from patches.model.architectures.bloom import BLOOM
+from patches.model.architectures.codegen import CODEGEN
 from patches.model.architectures.falcon import FALCON
 from patches.model.architectures.gpt2 import GPT2
+from patches.model.architectures.gpt_neo import GPT_NEO
 from patches.model.architectures.gptj import GPTJ
 from patches.model.architectures.inkling import INKLING
 from patches.model.architectures.llama4 import LLAMA4
@@ -23,12 +25,15 @@ from patches.model.architectures.xglm import XGLM
 
 ARCHITECTURES: dict[str, Architecture] = {
     "afmoe": SLIDING,
+    "biogpt": OPT,
     "bloom": BLOOM,
+    "codegen": CODEGEN,
     "cohere2": SLIDING,
     "exaone4": EXAONE,
     "falcon": FALCON,
     "gpt2": GPT2,
     "gpt_bigcode": GPT2,
+    "gpt_neo": GPT_NEO,
     "gptj": GPTJ,
     "inkling_text": INKLING,
     "llama4_text": LLAMA4,

@@ -22,13 +22,15 @@ from patches.model.architectures import architecture_of
 from patches.model.rotary_tables import RotaryTable, RotaryTables, rotary_tables
 from patches.parsing import NOT_OF_THE_ENCODING, PLANES, InvalidEncoding, parse
 from patches.registry import FREQUENCIES, METHODS
-from patches.rope_parameters import SCALING, SHARED
+from patches.rope_parameters import CHUNKS, SCALING, SHARED
 
 FIXED_BASE = "ntk_alpha"
 """Type of a rotary module (HunYuan) whose configuration declares ``dynamic`` and an ``alpha``: one larger base."""
 
 MSCALES = ("short_mscale", "long_mscale")
 """Factors on cos and sin by length, which transformers reads for Phi-MoE alone."""
+
+TRAINED = "original_max_position_embeddings"
 
 BY_LENGTH = (RopeType.DYNAMIC, RopeType.LONGROPE)
 """Types whose rotary module computes its frequencies when it runs: before, nothing can be compared with them."""
@@ -83,8 +85,8 @@ def geometry_of(model: nn.Module, table: RotaryTable | None = None) -> RopeGeome
         "latent": latent,
     }
     geometry = RopeGeometry(**{**measured, **facts})
-    if native is None or parameters is None:
-        return geometry
+    if native is None or parameters is None or getattr(config, CHUNKS, None):
+        return geometry  # without that entry, the parameters alone are plain RoPE
     return replace(geometry, declared=_read_otherwise(parameters, native, geometry))
 
 
@@ -213,7 +215,7 @@ def _native_encoding(config: Any, parameters: dict[str, Any] | None, declared: A
     Raises:
         UnsupportedModel: when we have no such method.
     """
-    fields = getattr(config, "position_encoding", None) or declared
+    fields = getattr(config, "position_encoding", None) or declared or _in_chunks(config, parameters)
     if fields is None:
         if parameters is None:
             raise UnsupportedModel("its configuration names no positional encoding that we know")
@@ -225,16 +227,35 @@ def _native_encoding(config: Any, parameters: dict[str, Any] | None, declared: A
             raise UnsupportedModel(f"its native encoding {fields!r} is not one we carry: {scales[0]} has no effect")
     fields = dict(fields)
     known = METHODS[fields["rope_type"]].model_fields if fields.get("rope_type") in METHODS else fields
-    if "original_max_position_embeddings" not in known:  # the trained length, which has its own place
-        fields.pop("original_max_position_embeddings", None)
+    if TRAINED not in known:  # the trained length, which has its own place
+        fields.pop(TRAINED, None)
     if fields.get("rope_type") in FREQUENCIES.keys() - {"proportional"}:  # the width is that of the table
         fields.pop("partial_rotary_factor", None)
     if fields.get("rope_type") == "dynamic":  # transformers scales from this length, whatever else is given
-        fields["original_max_position_embeddings"] = config.max_position_embeddings
+        fields[TRAINED] = config.max_position_embeddings
     try:
         return parse(fields)
     except InvalidEncoding as error:
         raise UnsupportedModel(f"its native encoding {fields!r} is not one we carry: {error}") from error
+
+
+def _in_chunks(config: Any, parameters: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Declared dual chunk attention as request fields; None for a checkpoint without it.
+
+    The rotation is that of dual_chunk_rope.py in vLLM, the temperature that of its dual_chunk_flash_attn.py.
+
+    Raises:
+        UnsupportedModel: when the entry lacks a size, or another entry scales the frequencies.
+    """
+    entries = getattr(config, CHUNKS, None)
+    if not entries:
+        return None
+    if parameters is None or parameters.get("rope_type", RopeType.DEFAULT) != RopeType.DEFAULT:
+        raise UnsupportedModel(f"{CHUNKS} is for plain RoPE, and its configuration has another encoding: remove one")
+    if missing := [name for name in ("chunk_size", "local_size") if entries.get(name) is None]:
+        raise UnsupportedModel(f"its {CHUNKS} has no {' and no '.join(missing)}")
+    fields = {"method": "dual_chunk", "chunk_size": entries["chunk_size"], "local_window": entries["local_size"]}
+    return fields | ({"attention_temperature": "reserved_length"} if entries.get(TRAINED) else {})
 
 
 def _read_otherwise(parameters: Mapping[str, Any], native: Method, geometry: RopeGeometry) -> Method | None:
@@ -258,7 +279,7 @@ def _not_read(parameters: dict[str, Any]) -> list[str]:
     kind = parameters.get("rope_type", RopeType.DEFAULT)
     if kind not in METHODS:
         return []
-    read = {*METHODS[kind].model_fields, *NOT_OF_THE_ENCODING, "rope_type", "original_max_position_embeddings"}
+    read = {*METHODS[kind].model_fields, *NOT_OF_THE_ENCODING, "rope_type", TRAINED}
     read -= {"method", "attention_temperature"}  # ours alone
     if kind in BY_LENGTH:
         read |= SCALING - {"type"}
@@ -269,9 +290,8 @@ def _not_read(parameters: dict[str, Any]) -> list[str]:
 
 def _trained_length(config: Any, parameters: dict[str, Any], native: Method | None, longest: int) -> int:
     """Length of the training before any scaling; every ``factor`` is relative to it."""
-    declared = parameters.get("original_max_position_embeddings") or getattr(
-        config, "original_max_position_embeddings", None
-    )
+    chunks = getattr(config, CHUNKS, None) or {}
+    declared = parameters.get(TRAINED) or getattr(config, TRAINED, None) or chunks.get(TRAINED)
     if declared:
         return int(declared)
     if native is not None and parameters.get("rope_type") == "linear":

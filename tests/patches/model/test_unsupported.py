@@ -23,16 +23,12 @@ from tests.patches.model.test_patched import LINEAR, logits_of_unpatched, native
 SIZES: dict[str, Any] = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 UNSUPPORTED: dict[str, tuple[Callable[[], Any], str]] = {
-    "CodeGen: its attention": (
-        lambda: transformers.CodeGenConfig(vocab_size=128, n_embd=64, n_layer=2, n_head=4, rotary_dim=8),
+    "GPT: learned positions, its attention": (
+        lambda: transformers.OpenAIGPTConfig(vocab_size=128, n_embd=64, n_layer=2, n_head=4),
         "does not dispatch by name",
     ),
-    "GPT-Neo: learned positions, its attention": (
-        lambda: transformers.GPTNeoConfig(**SIZES, num_layers=2, attention_types=[[["global"], 2]]),
-        "does not dispatch by name",
-    ),
-    "BioGPT: learned positions without an entry": (
-        lambda: transformers.BioGptConfig(**SIZES, intermediate_size=96),
+    "CTRL: sinusoids in no module of their own": (
+        lambda: transformers.CTRLConfig(vocab_size=128, n_embd=64, dff=96, n_layer=2, n_head=4),
         "adds positions to its tokens",
     ),
     "Mamba: recurrent layers only": (

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from patches import describe, parse
-from service.export.targets import TARGETS, NotExpressible, Source
+from patches import describe, parse, patched
+from service.export.targets import TARGETS, NotExpressible, Source, source_of
 from tests.methods import Fields
+from tests.models import tiny_model
 from tests.service.export.test_targets import GEOMETRY, PLAIN, config, exported
 
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 256}
@@ -174,3 +175,38 @@ def test_llama_cpp_gets_options_in_place_of_entries_of_the_file() -> None:
     assert arguments[arguments.index("--yarn-attn-factor") + 1] == "1"
     assert "--yarn-attn-factor" not in exported("yarn:8", "llama.cpp", 900, source).arguments
     assert "truncate false" in exported("default", "llama.cpp", 900, GPT_OSS).differences[0]
+
+
+CHUNKS = replace(
+    shipped({"rope_type": "default", "rope_theta": 10_000.0}, "qwen2"),
+    in_chunks=True,
+    geometry=replace(GEOMETRY, native=parse({"method": "dual_chunk", "chunk_size": 200, "local_window": 50})),
+)
+"""A checkpoint with ``dual_chunk_attention_config``."""
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_declared_dual_chunk_attention_is_for_no_other_system(name: str) -> None:
+    """Most rotate without it. So a configuration alone would not say what is computed here."""
+    for pe in ("default", "dual_chunk:chunk_size=200,local_window=50"):
+        with pytest.raises(NotExpressible, match="no option for this encoding, which is `dual_chunk_attention_config`"):
+            exported(pe, name, 900, CHUNKS)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_systems_that_read_declared_chunks_take_no_other_encoding(name: str) -> None:
+    if name in ("vllm", "sglang"):
+        with pytest.raises(NotExpressible, match="it reads `dual_chunk_attention_config` instead") as refused:
+            exported("yarn:4", name, 900, CHUNKS)
+        assert refused.value.closest is None
+    else:
+        assert exported("yarn:4", name, 900, CHUNKS) == exported("yarn:4", name, 900)
+
+
+def test_a_served_model_says_that_it_declares_chunks() -> None:
+    declared = {"chunk_size": 40, "local_size": 8, "original_max_position_embeddings": 48}
+    for entries in ({}, {"dual_chunk_attention_config": declared}):
+        with patched(tiny_model("qwen2", **entries)[1]) as patch:
+            source = source_of(patch)
+        assert source is not None
+        assert source.in_chunks is bool(entries)

@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel, StaticCache
 from patches import encode, packed_batch, patched
 from patches.attention import fused, reference
 from tests.methods import Fields, request_id
-from tests.models import OTHER_FAMILIES, TRAINED_LENGTH, tiny_model, tiny_tokens
+from tests.models import OTHER_FAMILIES, TRAINED_LENGTH, WINDOW, tiny_model, tiny_tokens
 from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of
 from tests.patches.model.test_patched import gradients, same, state_of
 
@@ -19,7 +19,7 @@ TOLERANCE = 2e-5
 LENGTHS = [90, 33, 1, 64]
 """Past the trained 64, short of it, a single token, and the trained length itself."""
 
-WITHOUT_SDPA = {"gptj", "bloom", "mpt", "xglm"}
+WITHOUT_SDPA = {"gptj", "codegen", "gpt_neo", "bloom", "mpt", "xglm"}
 """transformers has only the softmax in the open for them; ours is a fused kernel, so equal up to rounding."""
 
 NOT_TO_THE_BIT = {*WITHOUT_SDPA, "falcon"}
@@ -55,7 +55,7 @@ REQUESTS: dict[str, list[Fields]] = {
 FAMILY = {
     **dict.fromkeys(OTHER_FAMILIES, "rotary"),
     **dict.fromkeys(("falcon_rw", "bloom", "mpt"), "bias"),
-    **dict.fromkeys(("gpt2", "opt"), "learned"),
+    **dict.fromkeys(("gpt2", "gpt_neo", "opt", "biogpt"), "learned"),
     "xglm": "sinusoidal",
 }
 every_family = pytest.mark.parametrize("name", OTHER_FAMILIES)
@@ -156,6 +156,30 @@ def test_gptj_is_measured_as_interleaved_and_goes_on_past_its_table() -> None:
         longer = tiny_model("gptj", max_position_embeddings=4 * TRAINED_LENGTH)[1]
         tokens = tiny_tokens(1, 3 * TRAINED_LENGTH)
         assert relative(logits_of(model, tokens), unpatched(longer, tokens)) < 1e-5
+
+
+def test_the_local_layers_of_gpt_neo_have_a_window() -> None:
+    model = model_of("gpt_neo")
+    with patched(model) as patch:
+        assert patch.windowed == {1: WINDOW}
+        assert patch.smallest_window == WINDOW
+        assert list(patch.local_masks) == [1]
+        tokens = tiny_tokens(1, TRAINED_LENGTH)
+        changed = tokens.clone()
+        changed[0, 0] = 3 + tokens[0, 0] % 100
+        model.transformer.h[0].attn.attention.out_proj.weight.data.zero_()  # no other layer carries it on
+        before, after = logits_of(model, tokens), logits_of(model, changed)
+        assert not torch.equal(before[0, WINDOW - 1], after[0, WINDOW - 1])
+        assert torch.equal(before[0, WINDOW:], after[0, WINDOW:])
+
+
+def test_the_heads_of_codegen_come_from_every_quarter_of_its_projection() -> None:
+    model = model_of("codegen", n_head=8, rotary_dim=8)
+    tokens = tiny_tokens(1, TRAINED_LENGTH)
+    expected = unpatched(model, tokens)
+    with patched(model) as patch:
+        assert (patch.geometry.rotary_dim, patch.geometry.interleaved) == (8, True)
+        assert relative(logits_of(model, tokens), expected) < 1e-6
 
 
 # Encodings per request

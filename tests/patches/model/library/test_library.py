@@ -24,6 +24,8 @@ LENGTHS = (70, 40, 9)
 ROTARY: list[str | dict[str, Any]] = ["default", "yarn:4", {"method": "self_extend", "neighbor_window": 16}]
 OTHER: dict[str, list[str]] = {
     "gpt2": ["none", "learned_interpolation:factor=2", "alibi"],
+    "gpt_neo": ["none", "learned_interpolation:factor=2", "alibi"],
+    "biogpt": ["none", "learned_interpolation:factor=2", "alibi"],
     "opt": ["none", "learned_interpolation:factor=2", "alibi"],
     "xglm": ["default", "sinusoidal_interpolation:factor=4", "alibi"],
     "bloom": ["default", "none", "kerple_log"],
@@ -92,7 +94,7 @@ def test_rows_of_a_padded_batch_have_their_own_encodings(family: str) -> None:
 
 @pytest.mark.parametrize("family", by_tier(OTHER_FAMILIES))
 def test_rows_of_other_families(family: str) -> None:
-    lengths = (50, 40, 9) if family in ("gpt2", "opt") else LENGTHS  # within the table
+    lengths = (50, 40, 9) if family in ("gpt2", "gpt_neo", "biogpt", "opt") else LENGTHS  # within the table
     with patched(tiny_model(family)[1]) as patch:
         check_rows(patch, OTHER.get(family, ROTARY), lengths)
 

@@ -220,6 +220,8 @@ def test_a_backward_pass_outside_of_the_patch_is_refused() -> None:
         ("bloom", {"attention_dropout": 0.1}),
         ("falcon", {"attention_dropout": 0.1}),
         ("gptj", {"attn_pdrop": 0.1}),
+        ("codegen", {"attn_pdrop": 0.1}),
+        ("gpt_neo", {"attention_dropout": 0.1}),
     ],
 )
 def test_attention_dropout_is_refused(family: str, option: dict[str, Any]) -> None:

@@ -35,6 +35,11 @@ async def test_mixed_encodings_in_a_paged_batch(family: str) -> None:
     await check(tiny_model(family, **sizes)[1], METHODS)
 
 
+async def test_dual_chunk_attention_that_a_checkpoint_declares() -> None:
+    declared = {"chunk_size": 40, "local_size": 8, "original_max_position_embeddings": 48}
+    await check(tiny_model("qwen2", dual_chunk_attention_config=declared)[1], METHODS)
+
+
 @pytest.mark.parametrize("name", by_tier(OTHER_FAMILIES))
 async def test_families_with_seams_of_their_own(name: str) -> None:
     """The first request extends what has an end; the second is the checkpoint's own."""
@@ -53,8 +58,19 @@ async def test_families_with_seams_of_their_own(name: str) -> None:
     ],
 )
 async def test_values_that_are_not_as_wide_as_keys(family: str, sizes: dict[str, Any]) -> None:
-    """Alone and among others, the engine's tokens are those of the model's own generation."""
     model = tiny_model(family, attn_implementation="sdpa", **sizes)[1]
+    await equals_own_generation(model)
+    await check(model, METHODS)
+
+
+@pytest.mark.parametrize("name", ["codegen", "gpt_neo"])
+async def test_a_family_with_a_seam_of_its_own_generates_as_transformers_does(name: str) -> None:
+    """Prompts exceed the window of GPT-Neo and the tokens of a step."""
+    await equals_own_generation(tiny_model(name, max_position_embeddings=128)[1])
+
+
+async def equals_own_generation(model: PreTrainedModel) -> None:
+    """Alone, and then among others on the same prefixes, the engine's tokens are those of ``model.generate``."""
     prompts = random_prompts()
     expected = [own(model, prompt) for prompt in prompts]
     default = parse({"method": "default"})
@@ -67,7 +83,6 @@ async def test_values_that_are_not_as_wide_as_keys(family: str, sizes: dict[str,
             engine.thread.stop(grace_s=1.0)
     assert [generation.token_ids for generation in alone] == expected
     assert [generation.token_ids for generation in together] == expected
-    await check(model, METHODS)
 
 
 def random_prompts() -> list[list[int]]:
