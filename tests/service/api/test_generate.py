@@ -208,7 +208,7 @@ def test_refusals_name_the_field_and_what_is_allowed(
     assert answer.status_code == (404 if param == "model" else 400)
     assert error["param"] == param
     assert says in error["message"]
-    numbers = {"n_prompt_tokens", "n_ctx"} if error["code"] == "context_length_exceeded" else set()
+    numbers = {"n_prompt_tokens", "n_new_tokens", "n_ctx"} if error["code"] == "context_length_exceeded" else set()
     assert set(error) == {"message", "type", "param", "code"} | numbers
 
 

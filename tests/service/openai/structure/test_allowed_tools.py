@@ -89,7 +89,7 @@ def test_the_prompt_is_that_of_all_tools(parroting: httpx.Client) -> None:
 def test_a_form_leaves_room_for_these_only(parroting: httpx.Client) -> None:
     form = {"type": "json_object"}
     for name in ("tie", "count"):
-        (choice,) = answer(parroting, CHAT, **told("[calls]", name, response_format=form))["choices"]
+        (choice,) = answer(parroting, CHAT, **told("[calls]", name, response_format=form, temperature=0))["choices"]
         assert {*names_of(choice["message"])} == {name}, "the script begins a call"
 
 
