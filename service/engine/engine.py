@@ -52,6 +52,11 @@ class Engine:
         """The engine in use."""
         return self.thread.choice
 
+    @property
+    def has_pages(self) -> bool:
+        """True once a cache of pages is allocated, by the generation thread. Other caches grow with use."""
+        return self.choice.kind == "paged" and self.thread.manager.tokens_in_cache()[1] > 0
+
     def load(self) -> dict[str, int]:
         """Requests running and waiting, scoring work, tokens of cache that requests hold and in total."""
         manager = self.thread.manager

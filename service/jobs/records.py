@@ -70,8 +70,12 @@ class JobInfo(BaseModel):
     links: dict[str, str] = Field(
         default_factory=dict, description="Of a job that has ended: the files that it has, as they are now."
     )
-    has_result: bool = Field(False, exclude=True)  # in the database; clients see it as links
-    tokens_moved: int = Field(0, exclude=True)  # unread, and queued or cancelled by the store's call; not for clients
+    # For the server alone.
+    has_result: bool = Field(False, exclude=True, description="In the database; clients see it as links.")
+    queued_at: datetime | None = Field(
+        None, exclude=True, description="By submission or resumption; former jobs lack it."
+    )
+    tokens_moved: int = Field(0, exclude=True, description="Unread ones that the store's call has queued or cancelled.")
 
     @property
     def may_have_partial(self) -> bool:

@@ -195,13 +195,13 @@ class ModelRegistry:
         )
 
     def _free_bytes(self, device: torch.device) -> int:
-        """Bytes of a device that no model has reserved. Pages on a card are allocated; other caches grow with use."""
-        untouched = 0
-        for served in self:
-            padded = served.engine.choice.kind == "padded"
-            if served.patch.model.device == device and (padded or device.type == "cpu"):
-                untouched += reserved_bytes(served.memory.cache, padded=padded)
-        return max(0, free_bytes(device) - untouched)
+        """Bytes of a device that no model has reserved. Pages that are allocated lack in those that are free."""
+        untouched = [
+            reserved_bytes(served.memory.cache, padded=served.engine.choice.kind == "padded")
+            for served in self
+            if served.patch.model.device == device and not served.engine.has_pages
+        ]
+        return max(0, free_bytes(device) - sum(untouched))
 
     def _fit_scores(self, settings: Settings) -> None:
         """Bound the passes of every model, now that all are loaded. Those of a device share its memory."""

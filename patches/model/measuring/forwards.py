@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 from patches.model.architectures import architecture_of
-from patches.model.measuring.geometry import UnsupportedModel, geometry_of, tables_of, text_config
+from patches.model.measuring.geometry import TRAINED, UnsupportedModel, geometry_of, tables_of, text_config
+from patches.model.measuring.measurement import MOST_COMPARED
 from patches.model.measuring.trial import TOKENS
 from patches.model.rotary_tables import RotaryTable, TableFormat, layout_of
+from patches.rope_parameters import CHUNKS
 
 BIDIRECTIONAL = "its attention is bidirectional: tokens see later ones"
 
@@ -147,10 +149,14 @@ def refuse_bidirectional(model: Any, plain: torch.Tensor, rounding: float) -> No
 
 
 def computes_its_own_encoding(model: Any) -> bool:
-    """False for weights trained with an encoding that transformers does not compute."""
+    """False for weights trained with an encoding that transformers does not compute. Declared dual chunk attention
+    is plain within its first chunk, which may be shorter than what is compared."""
     config, architecture = text_config(model), architecture_of(model)
     agrees = architecture is None or architecture.agrees(config)
-    return agrees and getattr(config, "position_encoding", None) is None
+    chunks = getattr(config, CHUNKS, None) or {}
+    first = chunks.get("chunk_size", 0) - chunks.get("local_size", 0)
+    is_plain = not chunks or min(first, chunks.get(TRAINED, first)) > MOST_COMPARED
+    return agrees and is_plain and getattr(config, "position_encoding", None) is None
 
 
 def relative_difference(logits: torch.Tensor, plain: torch.Tensor) -> float:

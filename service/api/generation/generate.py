@@ -24,12 +24,12 @@ from service.api.quotas import set_deadline
 from service.api.responses.generation import (
     Alternative,
     GenerateResponse,
+    GenerateUsage,
     PrefillProgress,
     Result,
     TextDelta,
     Timings,
     TokenLogprob,
-    Usage,
 )
 from service.engine.generation import Generation
 from service.engine.request import TokenLogprobs
@@ -93,7 +93,7 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
 
         return event_stream(stream)
     results = await together(_result(body, *numbered, None) for numbered in prompts)
-    usage = Usage(
+    usage = GenerateUsage(
         prompt_tokens=sum(result.usage.prompt_tokens for result in results),
         completion_tokens=sum(result.usage.completion_tokens for result in results),
     )
@@ -162,7 +162,7 @@ async def _result(body: GenerateRequest, index: int, prepared: PreparedPrompt, e
         token_ids=generation.token_ids,
         finish_reason=generation.finish_reason or "length",
         logprobs=None if body.logprobs is None else _logprobs(names, generation),
-        usage=Usage(prompt_tokens=len(ids), completion_tokens=len(generation.token_ids)),
+        usage=GenerateUsage(prompt_tokens=len(ids), completion_tokens=len(generation.token_ids)),
         timings=Timings(queue_s=generation.queue_s, prefill_s=generation.prefill_s, decode_s=generation.decode_s),
         pe=prepared.pe,
         auto=prepared.auto,

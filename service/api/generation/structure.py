@@ -114,7 +114,7 @@ class StructuredOutputs(KnownFields):
         if len(given) != 1:
             has = " and ".join(given) or "none"
             raise problem("one_of", f"needs exactly one of {', '.join(FORMS)}, and has {has}")
-        if self.disable_additional_properties is not None and self.schema_of_json is None:
+        if self.disable_additional_properties and self.schema_of_json is None:
             raise problem("only_json", "only with json", "disable_additional_properties")
         if self.disable_any_whitespace and not (self.json_object or self.schema_of_json is not None):
             raise problem("only_json", "only with json or json_object", "disable_any_whitespace")

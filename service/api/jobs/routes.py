@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Request
@@ -88,8 +87,9 @@ async def delete(
         return Response(status_code=204)
     ended = await stored(request, store.cancel, tenant, job_id)
     runner_of(request).notify()
-    since_s = (datetime.now(UTC) - ended.created_at).total_seconds()
-    await rate_of(request).give_back(ended.tokens_moved, tenant, since_s)
+    if ended.queued_at and ended.finished_at:  # both by the clock of the database
+        since_s = (ended.finished_at - ended.queued_at).total_seconds()
+        await rate_of(request).give_back(ended.tokens_moved, tenant, since_s)
     return await with_files(ended, request)
 
 

@@ -90,7 +90,8 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
     prompt, text = await prompt_of(body, request, name)
     form = body.structure()
     thought = await run_in_threadpool(offer.thought, form, name.served, text)
-    wanted = _wanted(body, name.served, offer.formed(form, name.served, thought), offer)
+    structure = await run_in_threadpool(offer.formed, form, name.served, thought)
+    wanted = _wanted(body, name.served, structure, offer)
     wanted = replace(wanted, bad_words=await sequences(body, name.target.model))
     (prepared,) = await prepare(request, name.served, [name.target], [prompt], wanted)
 

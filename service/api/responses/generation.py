@@ -19,7 +19,7 @@ class TokenLogprob(Alternative):
     top: list[Alternative]
 
 
-class Usage(BaseModel):
+class GenerateUsage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
 
@@ -41,7 +41,7 @@ class ResultEnd(BaseModel):
     model: str
     finish_reason: str
     logprobs: list[TokenLogprob] | None
-    usage: Usage
+    usage: GenerateUsage
     timings: Timings
     pe: dict[str, Any]
     auto: AutoChoice | None = None
@@ -57,7 +57,7 @@ class Result(ResultEnd):
 class GenerateResponse(BaseModel):
     model: str
     results: list[Result]
-    usage: Usage
+    usage: GenerateUsage
 
 
 class TextDelta(BaseModel):

@@ -78,7 +78,8 @@ class Job(Base):
     its setup until ``lease_until`` in any case. ``claims`` counts how often a process left it unfinished since a unit
     was last finished; ``last_unit`` is the highest number that a finished unit of it ever had.
     ``idempotency_key`` is what its tenant called the submission, if anything. ``request_bytes`` is what the request
-    takes up. ``listed`` is a long request without its documents; null for a short one.
+    takes up. ``listed`` is a long request without its documents; null for a short one. ``queued_at`` is the time of
+    the submission, or of the last resumption.
     """
 
     __tablename__ = "jobs"
@@ -96,6 +97,7 @@ class Job(Base):
     models: Mapped[str] = mapped_column(Text)
     state: Mapped[JobState] = mapped_column(String(16))
     created_at: Mapped[datetime] = mapped_column(Moment)
+    queued_at: Mapped[datetime | None] = mapped_column(Moment)
     started_at: Mapped[datetime | None] = mapped_column(Moment)
     finished_at: Mapped[datetime | None] = mapped_column(Moment)
     units_total: Mapped[int]

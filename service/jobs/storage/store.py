@@ -33,7 +33,7 @@ from service.policy.policy import Policy
 ID = re.compile(r"[0-9a-f]{32}")
 
 SHOWN = (
-    *("id", "evaluation", "model", "state", "created_at", "started_at", "finished_at", "error"),
+    *("id", "evaluation", "model", "state", "created_at", "queued_at", "started_at", "finished_at", "error"),
     *("units_total", "units_done", "units_reused", "tokens_total"),
 )
 """Columns that ``JobInfo`` has as they are."""
@@ -90,7 +90,8 @@ class JobStore:
         try:
             with self.database.writing() as session:
                 give_number(session, job)
-                job.created_at, job.lease_until = now(session), now(session, ACCEPTED_S)
+                job.created_at = job.queued_at = now(session)
+                job.lease_until = now(session, ACCEPTED_S)
                 session.add(job)
                 session.flush()
                 alone(session, tenant)
@@ -197,7 +198,7 @@ class JobStore:
                 session.execute(delete(StoredResult).where(StoredResult.job == job.number))  # partial or damaged
                 job.state, job.finished_at, job.error, job.claims = "queued", None, None, 0
                 job.added_by, job.lease_until = str(self.owner), now(session, ACCEPTED_S)
-                job.setup = terms.setup or job.setup  # weights or code may have changed since
+                job.setup, job.queued_at = terms.setup or job.setup, now(session)  # weights or code may have changed
                 moved = max(0, job.tokens_total - job.tokens_done)
             return self._info(session, job, job.request, moved=moved)
 

@@ -4,6 +4,7 @@ Models that know no form write such keys until they are cut off. Servers such as
 
 ``additionalProperties: false`` knows the properties beside it only. Two closed schemas of one object exclude each
 other's keys, so no object is valid by both. Such schemas stay open: branches of ``allOf``, and those beside others.
+Unasked, a schema also stays open where the value needs keys that it does not list.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ KEYS = ("properties", "patternProperties", "additionalProperties", "unevaluatedP
 def closed(schema: Mapping[str, Any], *, bare: bool) -> Node:
     """``schema``, and ``additionalProperties: false`` for each object in it that does not say it itself.
 
-    Without ``bare``, objects that list no ``properties`` stay open.
+    Without ``bare``, objects that list no ``properties`` stay open, and those that need more than they list.
     """
     made = copied(schema)
     nodes = [node for _, node in walk(made)]
@@ -31,6 +32,8 @@ def closed(schema: Mapping[str, Any], *, bare: bool) -> Node:
     }
     below = {key: [each for part in held for each in part] for key, held in parts.items()}
     opened = _reached([node for node in nodes if _says_keys(node) + len(given[id(node)]) > 1], below)
+    if not bare:
+        opened |= _lacking(nodes, below)
     for node in nodes:
         says = "additionalProperties" in node or "unevaluatedProperties" in node
         takes_none = bare or "properties" in node
@@ -45,6 +48,39 @@ def _parts(schema: Node, node: Node) -> list[list[Node]]:
     if found := referred(schema, node):
         parts.append([found[1]])
     return [part for part in parts if part]
+
+
+def _lacking(nodes: list[Node], below: dict[int, list[Node]]) -> set[int]:
+    """Schemas by ``id`` that lack a key which the value needs by them, or by other schemas of the same value."""
+    beside: dict[int, list[Node]] = {id(node): [*below[id(node)]] for node in nodes}
+    for node in nodes:
+        for each in below[id(node)]:
+            beside[id(each)].append(node)
+    by_id, found, seen = {id(node): node for node in nodes}, set[int](), set[int]()
+    for node in nodes:
+        if id(node) in seen:
+            continue
+        same = _reached([node], beside)
+        seen |= same
+        of_value = [by_id[each] for each in same]
+        missing = set[str]().union(*(_required(each) - _listed(each) for each in of_value))
+        least = max(_number(each.get("minProperties")) for each in of_value)
+        found |= {id(each) for each in of_value if missing - _listed(each) or len(_listed(each)) < least}
+    return found
+
+
+def _required(node: Node) -> set[str]:
+    held = node.get("required")
+    return {name for name in held if isinstance(name, str)} if isinstance(held, list) else set()
+
+
+def _listed(node: Node) -> set[str]:
+    held = node.get("properties")
+    return set(held) if isinstance(held, dict) else set()
+
+
+def _number(value: Any) -> float:
+    return value if isinstance(value, int | float) else 0
 
 
 def _dicts(node: Node, key: str) -> list[Node]:

@@ -7,14 +7,17 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import update
 
 from service.api.quotas import RATE_HEADERS
+from service.jobs.database.tables import Job
 from service.jobs.storage.refusals import TooManyJobs
 from tests.service.conftest import TEXT
 from tests.service.serving import engine_of, idle, serving, wait_for, within_a_minute
@@ -108,9 +111,12 @@ def test_a_job_that_is_refused_in_the_end_gives_its_tokens_back(
 
 
 def test_a_cancelled_job_gives_back_the_tokens_that_it_did_not_read(checkpoints: Path) -> None:
+    """However long ago it was made: those of its last submission or resumption count."""
     with key_with(checkpoints, 100 * TOKENS) as key, key.nothing_is_read():
         job = f"{key.url}/jobs/{key.submit().json()['id']}"
         assert key.used() == TOKENS
+        with key.app.state.jobs.database.writing() as session:
+            session.execute(update(Job).values(created_at=datetime.now(UTC) - timedelta(hours=1)))
         for _ in range(2):
             assert httpx.delete(job).json()["tokens_done"] == 0
             assert httpx.delete(job).json()["state"] == "cancelled", "again gives nothing back"

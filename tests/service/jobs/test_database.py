@@ -76,6 +76,7 @@ def test_jobs_of_the_first_version_are_kept(url: str) -> None:
         connection.execute(text("ALTER TABLE jobs DROP COLUMN plan"))
         connection.execute(text("ALTER TABLE jobs DROP COLUMN setup"))
         connection.execute(text("ALTER TABLE jobs DROP COLUMN listed"))
+        connection.execute(text("ALTER TABLE jobs DROP COLUMN queued_at"))
         connection.execute(text("DROP TABLE servers"))
         connection.execute(text("DROP TABLE products"))
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0001'"))
@@ -99,6 +100,7 @@ def test_long_requests_of_former_versions_are_listed_without_their_documents(url
     (shown,) = store.list("anna")
     with store.database.engine.begin() as connection:
         connection.execute(text("UPDATE jobs SET listed = NULL"))
+        connection.execute(text("ALTER TABLE jobs DROP COLUMN queued_at"))
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0008'"))
     store.close()
     migrated = JobStore(url)

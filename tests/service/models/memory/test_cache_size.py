@@ -12,6 +12,7 @@ import torch
 from structlog.testing import CapturingLogger
 
 from patches import Patched, patched
+from service.engine.engine import Engine
 from service.engine.padded.caches import sizes
 from service.models import registry
 from service.models.checkpoint.loading import ModelLoadError
@@ -109,10 +110,11 @@ def test_passes_take_a_share_of_what_caches_leave(patch: Patched) -> None:
 
 
 def test_the_models_of_a_device_share_the_memory_of_passes(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches that nobody has written yet are reserved all the same."""
+    """Caches that are not allocated yet are reserved all the same."""
     settings = Settings(_env_file=None, model=str(checkpoints), cache_tokens=256)
     left = 10_000_000
     monkeypatch.setattr(registry, "free_bytes", lambda device: left)
+    monkeypatch.setattr(Engine, "has_pages", False)
     models = ModelRegistry(settings)
     try:
         caches = sum(served.memory.cache for served in models)

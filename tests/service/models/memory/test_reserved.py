@@ -33,11 +33,14 @@ def patch() -> Iterator[Patched]:
 
 
 class Machine:
-    """Serves models of ``patch`` from ``free`` bytes of a device. Only pages of a card are allocated at the start."""
+    """Serves models of ``patch`` from ``free`` bytes of a device. Generation threads allocate pages ``at_once``, or
+    later than the next model."""
 
-    def __init__(self, patch: Patched, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, patch: Patched, device: torch.device, monkeypatch: pytest.MonkeyPatch, *, at_once: bool = True
+    ) -> None:
         self.free = 100_000 * cache_bytes_per_token(patch)
-        self._model, self._device, self._monkeypatch = patch.model, device, monkeypatch
+        self._model, self._at_once, self._monkeypatch = patch.model, at_once, monkeypatch
         model = SimpleNamespace(device=device, dtype=patch.model.dtype)
         same = ("cached", "caching_layers", "geometry", "num_logits", "ranks", "smallest_window")
         self._patch: Any = SimpleNamespace(model=model, **{name: getattr(patch, name) for name in same})
@@ -45,10 +48,12 @@ class Machine:
         monkeypatch.setattr(registry, "Engine", self._engine)
 
     def _engine(self, patch: Patched, limits: Any, eos: object, metrics: object, choice: EngineChoice) -> Any:
-        if choice.kind == "paged" and self._device == CARD:
+        has_pages = choice.kind == "paged" and self._at_once
+        if has_pages:
             self.free -= cache_bytes(limits.cache_tokens, patch)
         thread, scores = SimpleNamespace(stop=lambda grace_s: None), SimpleNamespace(join=lambda *_: None)
-        return SimpleNamespace(limits=limits, choice=choice, thread=thread, scores=scores, longest=limits.cache_tokens)
+        own = {"limits": limits, "choice": choice, "has_pages": has_pages, "longest": limits.cache_tokens}
+        return SimpleNamespace(thread=thread, scores=scores, **own)
 
     def serve(self, groups: Groups, **settings: Any) -> list[ServedModel]:
         def started(_: Settings) -> Iterator[list[Any]]:
@@ -65,6 +70,7 @@ class Machine:
         return list(models)
 
 
+@pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize(
     ("groups", "share"),
     [
@@ -79,10 +85,10 @@ class Machine:
     ],
 )
 def test_caches_and_states_of_a_card_are_reserved_once(
-    groups: Groups, share: float, patch: Patched, monkeypatch: pytest.MonkeyPatch
+    groups: Groups, share: float, patch: Patched, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
 ) -> None:
     """States of padded rows may take as much as their cache; a model that is only scored has neither."""
-    machine = Machine(patch, CARD, monkeypatch)
+    machine = Machine(patch, CARD, monkeypatch, at_once=at_once)
     free = machine.free
     models = machine.serve(groups)
     factors = {"paged": 1, "padded": 2, "none": 0}
@@ -105,11 +111,15 @@ def test_a_model_that_is_only_scored_has_no_cache(patch: Patched, monkeypatch: p
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("kind", ["paged", "padded"])
+@pytest.mark.parametrize("at_once", [True, False])
 def test_configured_caches_fit_together(
-    device: str, kind: EngineKind, patch: Patched, monkeypatch: pytest.MonkeyPatch
+    device: str, kind: EngineKind, patch: Patched, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
 ) -> None:
-    machine = Machine(patch, torch.device(device), monkeypatch)
-    machine.serve([[kind]], cache_tokens=60_000)
-    machine = Machine(patch, torch.device(device), monkeypatch)
-    with pytest.raises(ModelLoadError, match="CACHE_TOKENS: 60000 needs"):
-        machine.serve([[kind], ["paged"]], cache_tokens=60_000)
+    least, most = (30_000, 60_000) if kind == "padded" else (45_000, 60_000)
+    for tokens, fits in ((least, True), (most, False)):
+        machine = Machine(patch, torch.device(device), monkeypatch, at_once=at_once)
+        if fits:
+            machine.serve([[kind], ["paged"]], cache_tokens=tokens)
+            continue
+        with pytest.raises(ModelLoadError, match=f"CACHE_TOKENS: {tokens} needs"):
+            machine.serve([[kind], ["paged"]], cache_tokens=tokens)

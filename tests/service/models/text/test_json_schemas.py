@@ -62,6 +62,32 @@ def test_closed_objects_have_no_further_keys(name: str) -> None:
     assert json.dumps(schema) == before
 
 
+LACKING: dict[str, tuple[dict[str, Any], str]] = {
+    "a key": ({**A, "required": ["a", "x"]}, '{"a":1,"x":1}'),
+    "a key below": ({"properties": {"in": {**A, "required": ["x"]}}, "required": ["in"]}, '{"in":{"x":1}}'),
+    "all of": ({"allOf": [A, {"required": ["x"]}]}, '{"a":1,"x":1}'),
+    "a name": ({"$ref": "#/$defs/A", "required": ["x"], "$defs": DEFS}, '{"a":1,"x":1}'),
+    "any of": ({**EITHER, "anyOf": [{"required": ["x"]}, {"required": ["y"]}]}, '{"y":1}'),
+    "one key at least": ({"properties": {}, "minProperties": 1}, '{"x":1}'),
+    "no properties": ({"type": "object"}, '{"x":1}'),
+}
+"""Schemas that need keys which they do not list, and a text that has them."""
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_schemas_that_need_other_keys_stay_open_unasked(name: str) -> None:
+    schema, text = LACKING[name]
+    assert follows(of_schema(closed(schema, bare=False)), text)
+
+
+@pytest.mark.parametrize("name", sorted(CLOSED.keys() - {"no properties"}))
+def test_all_others_are_closed_unasked(name: str) -> None:
+    schema, right, wrong = CLOSED[name]
+    grammar = of_schema(closed(schema, bare=False))
+    assert follows(grammar, right)
+    assert not follows(grammar, wrong)
+
+
 @pytest.mark.parametrize("name", OPEN)
 def test_schemas_that_join_stay_open(name: str) -> None:
     assert follows(of_schema(closed(OPEN[name], bare=True)), '{"a":1,"b":1}')

@@ -57,6 +57,11 @@ def formed(*, strict: bool | None) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": strict}}
 
 
+def test_a_form_without_a_schema_takes_the_default_of_vllm(http: httpx.Client) -> None:
+    form = {"choice": ["yes", "no"], "disable_additional_properties": False}
+    assert chat(http, structured_outputs=form)["message"]["content"] in ("yes", "no")
+
+
 class TestObjectsHaveNoFurtherKeys:
     def test_in_chats(self, http: httpx.Client) -> None:
         for strict in (True, None):

@@ -1,4 +1,4 @@
-"""Long requests from before 0008 without their documents, for listings."""
+"""The time at which a job was last queued. Long requests from before 0008 get their form in listings."""
 
 import json
 
@@ -17,6 +17,7 @@ JOBS = sa.table("jobs", *map(sa.column, ("number", "request", "listed")))
 
 
 def upgrade() -> None:
+    op.add_column("jobs", sa.Column("queued_at", sa.DateTime(timezone=True)))
     connection = op.get_bind()
     long = sa.func.length(JOBS.c.request) > LISTED_REQUEST
     for (number,) in connection.execute(sa.select(JOBS.c.number).where(long, JOBS.c.listed.is_(None))).all():
@@ -26,4 +27,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """The column stays, and its contents with it."""
+    op.drop_column("jobs", "queued_at")
