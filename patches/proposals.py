@@ -20,10 +20,13 @@ UNSCALED = Linear.model_validate({"method": "linear", "factor": 1.0})
 def candidates(geometry: RopeGeometry, length: int) -> list[Method]:
     """The checkpoint's own encoding and, past its trained length, those for ``length`` tokens that need no tuning.
 
-    Plain RoPE is among them at every length if the checkpoint declares a scaling. Weights may not be tuned for it.
+    Plain RoPE is among them at every length if the checkpoint declares a scaling or a position map. Weights may not be
+    tuned for it.
     Encodings that do not fit the model are left out; of equal ones the first remains.
     """
-    proposed: list[Method] = [Default(), *([UNSCALED] if declares_scaling(geometry) else [])]
+    native = geometry.native
+    has_map = isinstance(native, BasedMethod) and native.family == "rotary"
+    proposed: list[Method] = [Default(), *([UNSCALED] if has_map or declares_scaling(geometry) else [])]
     if length > geometry.original_max_position_embeddings:
         kinds = (kind for kind in METHODS.values() if kind.family == geometry.family)
         proposed += [method for kind in kinds for method in _of(kind, geometry, length)]

@@ -55,6 +55,13 @@ def test_a_declared_scaling_is_compared_with_plain_rope_and_the_maps_over_it() -
     assert alike(over_plain, scaled, 1024, 512) == at_half
 
 
+def test_a_declared_map_is_compared_with_plain_rope() -> None:
+    mapped = replace(ROTARY, native=parse({"method": "dual_chunk", "chunk_size": 128, "local_window": 32}))
+    labels = [label_of(method) for method in candidates(mapped, 1024)]
+    assert labels[:2] == ["default", "linear(factor=1)"]
+    assert {"yarn(factor=4)", "streaming"} <= {*labels}
+
+
 def test_of_equal_numbers_one_is_proposed() -> None:
     """With two rotating pairs, the ramps of YaRN, TailSpline and MrRoPE-Uni have no pair between their ends."""
     few = replace(ROTARY, rotary_dim=4)
