@@ -754,7 +754,7 @@ CARRIED = [
              "return fits", ("tests/service/sharing/test_admission.py",)),
     Mutation("untouched caches count as free", "service/models", "free_bytes(device) - sum(untouched))",
              "free_bytes(device))", ("tests/service/models/memory/test_cache_size.py",)),
-    Mutation("allocated pages count twice", "service/models", " and not served.engine.has_pages", "",
+    Mutation("allocated pages count twice", "service/models", " and not served.engine.has_pages()", "",
              ("tests/service/models/memory/test_reserved.py",)),
     Mutation("states count as free", "service/models", "return 2 * cache if padded else cache", "return cache",
              ("tests/service/models/memory/test_reserved.py",)),

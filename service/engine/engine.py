@@ -26,6 +26,9 @@ from service.engine.thread.interleave import Work
 from service.metrics import Metrics
 from service.sharing.admission import Admission, Ticket
 
+MOST_S = 60.0
+"""Seconds that a start waits for the pages of a cache."""
+
 
 class Engine:
     """Serves one patched model. Create, use and stop it from one event loop."""
@@ -52,10 +55,17 @@ class Engine:
         """The engine in use."""
         return self.thread.choice
 
-    @property
     def has_pages(self) -> bool:
-        """True once a cache of pages is allocated, by the generation thread. Other caches grow with use."""
-        return self.choice.kind == "paged" and self.thread.manager.tokens_in_cache()[1] > 0
+        """True if a cache of pages is allocated. Other caches grow with use.
+
+        It waits until the generation thread has allocated it, or has ended.
+        """
+        manager, end = self.thread.manager, time.monotonic() + MOST_S
+        while self.choice.kind == "paged" and not manager.tokens_in_cache()[1]:
+            if not manager.is_running() or time.monotonic() > end:
+                return False
+            time.sleep(0.01)
+        return self.choice.kind == "paged"
 
     def load(self) -> dict[str, int]:
         """Requests running and waiting, scoring work, tokens of cache that requests hold and in total."""

@@ -199,7 +199,7 @@ class ModelRegistry:
         untouched = [
             reserved_bytes(served.memory.cache, padded=served.engine.choice.kind == "padded")
             for served in self
-            if served.patch.model.device == device and not served.engine.has_pages
+            if served.patch.model.device == device and not served.engine.has_pages()
         ]
         return max(0, free_bytes(device) - sum(untouched))
 

@@ -153,8 +153,9 @@ def computes_its_own_encoding(model: Any) -> bool:
     is plain within its first chunk, which may be shorter than what is compared."""
     config, architecture = text_config(model), architecture_of(model)
     agrees = architecture is None or architecture.agrees(config)
-    declared = getattr(config, CHUNKS, None) or {}
-    sizes = {name: value for name, value in declared.items() if isinstance(value, int)}  # others are refused later
+    declared = getattr(config, CHUNKS, None)
+    entries = declared if isinstance(declared, dict) else {}
+    sizes = {name: value for name, value in entries.items() if isinstance(value, int)}  # others are refused later
     first = sizes.get("chunk_size", 0) - sizes.get("local_size", 0)
     is_plain = not declared or min(first, sizes.get(TRAINED, first)) > MOST_COMPARED
     return agrees and is_plain and getattr(config, "position_encoding", None) is None

@@ -252,6 +252,8 @@ def _in_chunks(config: Any, parameters: Mapping[str, Any] | None) -> dict[str, A
         return None
     if parameters is None or parameters.get("rope_type", RopeType.DEFAULT) != RopeType.DEFAULT:
         raise UnsupportedModel(f"{CHUNKS} is for plain RoPE, and its configuration has another encoding: remove one")
+    if not isinstance(entries, Mapping):
+        raise UnsupportedModel(f"its {CHUNKS} is no object")
     if missing := [name for name in ("chunk_size", "local_size") if entries.get(name) is None]:
         raise UnsupportedModel(f"its {CHUNKS} has no {' and no '.join(missing)}")
     fields = {"method": "dual_chunk", "chunk_size": entries["chunk_size"], "local_window": entries["local_size"]}

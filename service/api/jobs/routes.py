@@ -87,8 +87,8 @@ async def delete(
         return Response(status_code=204)
     ended = await stored(request, store.cancel, tenant, job_id)
     runner_of(request).notify()
-    if ended.queued_at and ended.finished_at:  # both by the clock of the database
-        since_s = (ended.finished_at - ended.queued_at).total_seconds()
+    if ended.finished_at:  # times by the clock of the database
+        since_s = (ended.finished_at - (ended.queued_at or ended.created_at)).total_seconds()
         await rate_of(request).give_back(ended.tokens_moved, tenant, since_s)
     return await with_files(ended, request)
 

@@ -17,6 +17,11 @@ from service.models.text.json_schemas import Node, copied, referred, walk
 KEYS = ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
 """Keys by which a schema says which keys an object has."""
 
+ANY_OTHER = "\0"
+
+MOST_PAIRS = 1 << 18
+"""Schemas and names of keys that they lack: beyond, every schema stays open."""
+
 
 def closed(schema: Mapping[str, Any], *, bare: bool) -> Node:
     """``schema``, and ``additionalProperties: false`` for each object in it that does not say it itself.
@@ -33,7 +38,7 @@ def closed(schema: Mapping[str, Any], *, bare: bool) -> Node:
     below = {key: [each for part in held for each in part] for key, held in parts.items()}
     opened = _reached([node for node in nodes if _says_keys(node) + len(given[id(node)]) > 1], below)
     if not bare:
-        opened |= _lacking(nodes, below)
+        opened |= _lacking(nodes, parts)
     for node in nodes:
         says = "additionalProperties" in node or "unevaluatedProperties" in node
         takes_none = bare or "properties" in node
@@ -50,37 +55,55 @@ def _parts(schema: Node, node: Node) -> list[list[Node]]:
     return [part for part in parts if part]
 
 
-def _lacking(nodes: list[Node], below: dict[int, list[Node]]) -> set[int]:
-    """Schemas by ``id`` that lack a key which the value needs by them, or by other schemas of the same value."""
-    beside: dict[int, list[Node]] = {id(node): [*below[id(node)]] for node in nodes}
+def _lacking(nodes: list[Node], parts: dict[int, list[list[Node]]]) -> set[int]:
+    """Schemas by ``id`` that lack a key which the value needs by them, or by others that apply beside them.
+
+    The needs of one alternative are none of another's.
+    """
+    needed = {id(node): _needed(node) - _listed(node) for node in nodes}
+    names = set[str]().union(*needed.values())
+    if len(names) * len(nodes) > MOST_PAIRS:
+        return set(needed)
+    up: dict[int, list[int]] = {key: [] for key in needed}
+    down: dict[int, list[int]] = {key: [] for key in needed}
     for node in nodes:
-        for each in below[id(node)]:
-            beside[id(each)].append(node)
-    by_id, found, seen = {id(node): node for node in nodes}, set[int](), set[int]()
-    for node in nodes:
-        if id(node) in seen:
-            continue
-        same = _reached([node], beside)
-        seen |= same
-        of_value = [by_id[each] for each in same]
-        missing = set[str]().union(*(_required(each) - _listed(each) for each in of_value))
-        least = max(_number(each.get("minProperties")) for each in of_value)
-        found |= {id(each) for each in of_value if missing - _listed(each) or len(_listed(each)) < least}
+        for part in parts[id(node)]:
+            for each in part:
+                down[id(node)].append(id(each))
+                up[id(each)].append(id(node))
+            if len(part) == 1:  # both apply
+                down[id(part[0])].append(id(node))
+                up[id(node)].append(id(part[0]))
+    above, below = _carried(needed, down), _carried(needed, up)
+    return {id(node) for node in nodes if (above[id(node)] | below[id(node)]) - _listed(node)}
+
+
+def _carried(needed: dict[int, set[str]], onward: dict[int, list[int]]) -> dict[int, set[str]]:
+    """The names that each schema has, and those that reach it."""
+    found = {key: set(names) for key, names in needed.items()}
+    waiting = [(key, name) for key, names in needed.items() for name in names]
+    while waiting:
+        key, name = waiting.pop()
+        for other in onward[key]:
+            if name not in found[other]:
+                found[other].add(name)
+                waiting.append((other, name))
     return found
 
 
-def _required(node: Node) -> set[str]:
-    held = node.get("required")
-    return {name for name in held if isinstance(name, str)} if isinstance(held, list) else set()
+def _needed(node: Node) -> set[str]:
+    """Keys that a value has to have. ``ANY_OTHER`` is one more than those that are listed."""
+    required, least = node.get("required"), node.get("minProperties")
+    found = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set[str]()
+    fixed = [node.get("const"), *(node["enum"] if isinstance(node.get("enum"), list) else [])]
+    found.update(key for value in fixed if isinstance(value, dict) for key in value)
+    more = isinstance(least, int | float) and least > len(_listed(node))
+    return found | {ANY_OTHER} if more else found
 
 
 def _listed(node: Node) -> set[str]:
     held = node.get("properties")
     return set(held) if isinstance(held, dict) else set()
-
-
-def _number(value: Any) -> float:
-    return value if isinstance(value, int | float) else 0
 
 
 def _dicts(node: Node, key: str) -> list[Node]:

@@ -101,6 +101,7 @@ def test_auto_keeps_it_up_to_the_declared_length(patch: Patched) -> None:
         (DECLARED, {"rope_type": "linear", "factor": 2.0}, "is for plain RoPE, and its configuration has another"),
         ({**DECLARED, "local_size": 40}, None, "local_window: must be below chunk_size"),
         ({**DECLARED, "chunk_size": "many"}, None, "is not one we carry: chunk_size"),
+        ("many", None, "its dual_chunk_attention_config is no object"),
     ],
 )
 def test_entries_that_cannot_be_served_are_refused(

@@ -114,7 +114,7 @@ def test_the_models_of_a_device_share_the_memory_of_passes(checkpoints: Path, mo
     settings = Settings(_env_file=None, model=str(checkpoints), cache_tokens=256)
     left = 10_000_000
     monkeypatch.setattr(registry, "free_bytes", lambda device: left)
-    monkeypatch.setattr(Engine, "has_pages", False)
+    monkeypatch.setattr(Engine, "has_pages", lambda self: False)
     models = ModelRegistry(settings)
     try:
         caches = sum(served.memory.cache for served in models)

@@ -52,7 +52,7 @@ class Machine:
         if has_pages:
             self.free -= cache_bytes(limits.cache_tokens, patch)
         thread, scores = SimpleNamespace(stop=lambda grace_s: None), SimpleNamespace(join=lambda *_: None)
-        own = {"limits": limits, "choice": choice, "has_pages": has_pages, "longest": limits.cache_tokens}
+        own = {"limits": limits, "choice": choice, "has_pages": lambda: has_pages, "longest": limits.cache_tokens}
         return SimpleNamespace(thread=thread, scores=scores, **own)
 
     def serve(self, groups: Groups, **settings: Any) -> list[ServedModel]:

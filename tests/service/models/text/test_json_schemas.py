@@ -69,6 +69,7 @@ LACKING: dict[str, tuple[dict[str, Any], str]] = {
     "a name": ({"$ref": "#/$defs/A", "required": ["x"], "$defs": DEFS}, '{"a":1,"x":1}'),
     "any of": ({**EITHER, "anyOf": [{"required": ["x"]}, {"required": ["y"]}]}, '{"y":1}'),
     "one key at least": ({"properties": {}, "minProperties": 1}, '{"x":1}'),
+    "a constant": ({"properties": {"a": {}}, "const": {"a": 1, "x": 1}}, '{"a":1,"x":1}'),
     "no properties": ({"type": "object"}, '{"x":1}'),
 }
 """Schemas that need keys which they do not list, and a text that has them."""
@@ -78,6 +79,13 @@ LACKING: dict[str, tuple[dict[str, Any], str]] = {
 def test_schemas_that_need_other_keys_stay_open_unasked(name: str) -> None:
     schema, text = LACKING[name]
     assert follows(of_schema(closed(schema, bare=False)), text)
+
+
+def test_the_needs_of_one_alternative_open_no_other() -> None:
+    grammar = of_schema(closed({"anyOf": [A, {**B, "required": ["b", "x"]}, {**B, "minProperties": 2}]}, bare=False))
+    assert follows(grammar, '{"a":1}')
+    assert follows(grammar, '{"b":1,"x":1}')
+    assert not follows(grammar, '{"a":1,"x":1}')
 
 
 @pytest.mark.parametrize("name", sorted(CLOSED.keys() - {"no properties"}))
