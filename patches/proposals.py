@@ -21,8 +21,7 @@ def candidates(geometry: RopeGeometry, length: int) -> list[Method]:
     """The checkpoint's own encoding and, past its trained length, those for ``length`` tokens that need no tuning.
 
     Plain RoPE is among them at every length if the checkpoint declares a scaling or a position map. Weights may not be
-    tuned for it.
-    Encodings that do not fit the model are left out; of equal ones the first remains.
+    tuned for it. Encodings that do not fit the model are left out; of equal ones the first remains.
     """
     native = geometry.native
     has_map = isinstance(native, BasedMethod) and native.family == "rotary"

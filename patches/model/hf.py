@@ -56,6 +56,8 @@ from patches.model.measuring.trial import TOKENS, Trial
 from patches.model.replacement import replace, replace_forward, take_over_temperatures
 from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat
 from patches.model.seams import Patched
+from patches.proposals import UNSCALED
+from patches.rope_parameters import CHUNKS
 
 _names = itertools.count()
 _patched: WeakSet[PreTrainedModel] = WeakSet()
@@ -182,8 +184,10 @@ def _patched_until(undo: ExitStack, model: PreTrainedModel, rounding: float | No
         refuse_other_frequencies(table, patch.slots[0])
     _put_all(model, patch, name, undo)
     if plain is not None:
+        # transformers passes over declared chunks, so plain RoPE is compared with plain RoPE.
+        encoding = patch.encoding(UNSCALED) if getattr(text_config(model), CHUNKS, None) else {}
         with evaluating(model), refusing("its forward fails with another attention"):
-            refuse_other_logits(logits_of(model, compared), plain, rounding)
+            refuse_other_logits(logits_of(model, compared, encoding=encoding), plain, rounding)
     return patch
 
 

@@ -98,11 +98,11 @@ class PackedAttention:
         index: int,
     ) -> torch.Tensor:
         """As ``attend``, from the pages themselves once they have the new keys and values."""
-        new_key, new_value = self._through_cache(key, value, batch, paged, index)
+        paged["cache"].update(key, value, self._layer_in_cache(batch, index), paged)  # puts its pages into ``paged``
         pages = _unpacked(paged["k_cache"], key), _unpacked(paged["v_cache"], value)
         role, group = self._segments.role(index), paged.get("group", 0)
         if index not in self._shared:
-            batch.write(new_key[0].transpose(0, 1), new_value[0].transpose(0, 1), pages, group)
+            batch.write(key[0].transpose(0, 1), value[0].transpose(0, 1), pages, group)
         return batch.attend(query[0].transpose(0, 1), pages, layer, role, self.rows, group)[None]
 
     def _cached(
@@ -116,38 +116,27 @@ class PackedAttention:
     ) -> tuple[Row, Cached]:
         """The row, and keys and values [heads, keys, dim] of its sequences, those in a cache included."""
         if batch.places is not None:
-            cache = paged["cache"]
-            keys, values = cache.write(*self._cached_states(key, value, batch, index), paged)
+            cache, layer = paged["cache"], self._layer_in_cache(batch, index)
+            keys, values = cache.write(self._packed(key), self._packed(value), layer, paged)
             if "in place" not in rows:
                 lengths = packed_lengths(batch, cache.key_edges(paged))
                 rows["in place"] = Row(batch, *lengths, cache.places_written(paged), cache.spare_places)
             return rows["in place"], (keys[..., : key.shape[-1]], values[..., : value.shape[-1]])
         if "cache" in paged:
-            paged = dict(paged)  # the cache writes what belongs to this layer into it
-            key, value = self._through_cache(key, value, batch, paged, index)
+            paged, layer = dict(paged), self._layer_in_cache(batch, index)  # the cache writes its edges into it
+            whole = paged["cache"].update(self._packed(key), self._packed(value), layer, paged)
+            key, value = (
+                _unpacked(row.transpose(1, 2), own).transpose(1, 2)
+                for row, own in zip(whole, (key, value), strict=True)
+            )
         edges: torch.Tensor = paged["cu_seq_lens_k"]
         if edges.data_ptr() not in rows:
             rows[edges.data_ptr()] = Row(batch, *packed_lengths(batch, edges))
         return rows[edges.data_ptr()], (key[0], value[0])
 
-    def _through_cache(
-        self, key: torch.Tensor, value: torch.Tensor, batch: Batch, paged: dict[str, Any], index: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of whole sequences, as this layer has them: all layers of the paged cache have rows alike.
-
-        With block tables, the cache only puts its pages into ``paged``, and the new states come back.
-        """
-        keys, values = paged["cache"].update(*self._cached_states(key, value, batch, index), paged)
-        found = (_unpacked(states.transpose(1, 2), own) for states, own in ((keys, key), (values, value)))
-        keys, values = (states.transpose(1, 2) for states in found)
-        return keys, values
-
-    def _cached_states(
-        self, key: torch.Tensor, value: torch.Tensor, batch: Batch, index: int
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """The new states in rows of the cache, and their layer. A layer that attends again is another layer."""
-        layer = self._with_pages[index] + (self._layers * batch.calls_before(index) if self._calls > 1 else 0)
-        return self._packed(key), self._packed(value), layer
+    def _layer_in_cache(self, batch: Batch, index: int) -> int:
+        """A layer that attends again in a forward is another layer of the cache."""
+        return self._with_pages[index] + (self._layers * batch.calls_before(index) if self._calls > 1 else 0)
 
     def _packed(self, states: torch.Tensor) -> torch.Tensor:
         """``states`` [1, heads, tokens, dim] in the heads and the width of the cache. With fewer heads, a row has the

@@ -6,19 +6,18 @@ Works without a model library.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from patches.model.architectures import architecture_of
-from patches.model.measuring.geometry import TRAINED, UnsupportedModel, geometry_of, tables_of, text_config
-from patches.model.measuring.measurement import MOST_COMPARED
+from patches.model.measuring.geometry import UnsupportedModel, geometry_of, tables_of, text_config
 from patches.model.measuring.trial import TOKENS
 from patches.model.rotary_tables import RotaryTable, TableFormat, layout_of
-from patches.rope_parameters import CHUNKS
 
 BIDIRECTIONAL = "its attention is bidirectional: tokens see later ones"
 
@@ -53,11 +52,17 @@ def _factor_of(table: Any) -> float:
 
 @torch.no_grad()
 def logits_of(
-    model: Any, most: int = TOKENS, *, distinct: bool = True, first: int | None = None, ends: bool = True
+    model: Any,
+    most: int = TOKENS,
+    *,
+    distinct: bool = True,
+    first: int | None = None,
+    ends: bool = True,
+    encoding: Mapping[str, Any] = MappingProxyType({}),
 ) -> torch.Tensor:
     """Logits of ``most`` tokens at most, different ones or the last of them throughout, from position ``first`` on.
 
-    Without ``ends``, the last token is another one.
+    Without ``ends``, the last token is another one. ``encoding`` is the keyword argument of a patched model.
     The embedding of a padding token is zero in many models, and zero does not turn.
     """
     vocab_size = int(text_config(model).vocab_size)
@@ -69,7 +74,7 @@ def logits_of(
     positions = (
         {} if first is None else {"position_ids": torch.arange(first, first + length, device=model.device)[None]}
     )
-    output = model(input_ids=tokens, use_cache=False, **positions)
+    output = model(input_ids=tokens, use_cache=False, **positions, **encoding)
     logits: torch.Tensor | None = getattr(output, "logits", None)
     if logits is None or logits.ndim != 3:
         lacks = "no logits" if logits is None else "no logits of each token"
@@ -149,16 +154,10 @@ def refuse_bidirectional(model: Any, plain: torch.Tensor, rounding: float) -> No
 
 
 def computes_its_own_encoding(model: Any) -> bool:
-    """False for weights trained with an encoding that transformers does not compute. Declared dual chunk attention
-    is plain within its first chunk, which may be shorter than what is compared."""
+    """False for weights trained with an encoding that transformers does not compute."""
     config, architecture = text_config(model), architecture_of(model)
     agrees = architecture is None or architecture.agrees(config)
-    declared = getattr(config, CHUNKS, None)
-    entries = declared if isinstance(declared, dict) else {}
-    sizes = {name: value for name, value in entries.items() if isinstance(value, int)}  # others are refused later
-    first = sizes.get("chunk_size", 0) - sizes.get("local_size", 0)
-    is_plain = not declared or min(first, sizes.get(TRAINED, first)) > MOST_COMPARED
-    return agrees and is_plain and getattr(config, "position_encoding", None) is None
+    return agrees and getattr(config, "position_encoding", None) is None
 
 
 def relative_difference(logits: torch.Tensor, plain: torch.Tensor) -> float:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from service.api.generation.structure import Structure
+from service.api.generation.structure import TOOLS, Structure
 from service.engine.request import GrammarFailed
 from service.errors import bad_request
 from service.models.text.grammar_text import GrammarRefused
@@ -79,7 +79,7 @@ def _within(structure: Structure | None, error: str) -> tuple[str, str]:
     param, before, schema = structure.param, "", structure.schema
     if structure.functions and (found := OF_FUNCTION.search(error)):
         name, schema = list(structure.functions.items())[int(found[2])]
-        param, before = "tools", f"the parameters of {name!r}: "
+        param, before = TOOLS, f"the parameters of {name!r}: "
     said = reason(error)
     if schema is not None and (keys := UNENFORCED.match(said)):
         places = places_of(schema, json.loads(keys[1]))

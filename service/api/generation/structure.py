@@ -21,6 +21,9 @@ MOST_CHOICES = 1024
 
 ANY_OBJECT = {"type": "object"}
 
+TOOLS = "tools"
+"""The field of functions, whose arguments are in a form too."""
+
 STRICT = (
     "True: objects have no further keys, unless the schema says `additionalProperties`. False: they may. "
     "Null: those that list `properties` have none."

@@ -26,7 +26,7 @@ from service.api.quotas import set_deadline
 from service.engine.request import SamplingParams
 from service.errors import bad_request
 from service.models.registry import ServedModel
-from service.models.text.response_templates import shows_special_tokens
+from service.models.text.response_templates import Thought, shows_special_tokens
 from service.settings import Settings
 
 
@@ -89,8 +89,12 @@ async def prepared_conversation(body: ConversationBody, request: Request) -> Con
         raise bad_request("ignore_eos: not with tools, since nothing follows a call", "ignore_eos")
     prompt, text = await prompt_of(body, request, name)
     form = body.structure()
-    thought = await run_in_threadpool(offer.thought, form, name.served, text)
-    structure = await run_in_threadpool(offer.formed, form, name.served, thought)
+
+    def structured() -> tuple[Thought | None, Structure | None]:
+        thought = offer.thought(form, name.served, text)
+        return thought, offer.formed(form, name.served, thought)
+
+    thought, structure = await run_in_threadpool(structured)
     wanted = _wanted(body, name.served, structure, offer)
     wanted = replace(wanted, bad_words=await sequences(body, name.target.model))
     (prepared,) = await prepare(request, name.served, [name.target], [prompt], wanted)

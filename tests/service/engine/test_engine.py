@@ -142,13 +142,6 @@ async def test_scoring_runs_between_steps_and_can_be_cancelled(checkpoints: Path
         assert engine.scores.reserved == 0
 
 
-async def test_pages_are_allocated_while_the_thread_runs(checkpoints: Path) -> None:
-    async with running(checkpoints) as engine:
-        assert engine.has_pages()
-        assert engine.thread.manager.tokens_in_cache()[1] > 0
-    assert not engine.has_pages(), "its thread has ended"
-
-
 async def test_a_failing_job_fails_alone(checkpoints: Path) -> None:
     def broken() -> Generator[int, None, None]:
         yield 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
-from service.api.generation.structure import ANY_OBJECT, Structure, strictly
+from service.api.generation.structure import ANY_OBJECT, TOOLS, Structure, strictly
 from service.api.openai.tools.reading import ForcedReader, FormedReader, PlainReader, Reader, TemplateReader
 from service.api.openai.tools.schemas import (
     Allowed,
@@ -30,8 +30,6 @@ from service.models.text.response_templates import (
     thinks,
     thought_of,
 )
-
-TOOLS = "tools"
 
 Choice = str | NamedTool | NamedFunction | AllowedTools | FlatAllowedTools
 
@@ -101,20 +99,24 @@ class Offer:
         """The grammar of calls that must come."""
         if not self.must:
             return None
-        return Structure(TOOLS, partial(self._calls, LIST), functions=self._arguments())
+        return Structure(TOOLS, partial(self._calls, LIST), functions=self._arguments)
 
+    @cached_property
     def _arguments(self) -> dict[str, dict[str, Any]]:
         """Schemas of the arguments, by function. If the model decides, only those of strict ones: one that no grammar
         can express would refuse them all."""
-        given = {each.name: each.parameters if self.must or each.strict else None for each in self.callees}
-        return {each.name: strictly(given[each.name] or ANY_OBJECT, strict=each.strict) for each in self.callees}
+        return {each.name: strictly(self._followed(each), strict=each.strict) for each in self.callees}
+
+    def _followed(self, function: Function) -> dict[str, Any]:
+        is_followed = self.must or function.strict
+        return function.parameters if is_followed and function.parameters else ANY_OBJECT
 
     def _calls(self, listing: Listing, known: Known) -> str:
         """Raises:
         ApiError: for parameters that no grammar can express, also where another field asks for a form.
         """
         try:
-            return of_calls(self._arguments(), several=self.several, listing=listing, known=known)
+            return of_calls(self._arguments, several=self.several, listing=listing, known=known)
         except GrammarRefused as error:
             raise bad_request(f"{TOOLS}: {error}", TOOLS) from error
 
@@ -159,7 +161,7 @@ class Offer:
             return behind_reasoning(form, known(thought.opens), known(thought.closes), begun=thought.begun)
 
         lead = "" if thought is None else f"{'' if thought.begun else thought.opens}.{thought.closes}"
-        functions = structure.functions if listing is None else self._arguments()
+        functions = structure.functions if listing is None else self._arguments
         return replace(structure, build=build, lead=lead, functions=functions)
 
     @property

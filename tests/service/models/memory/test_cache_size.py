@@ -132,6 +132,16 @@ def test_the_models_of_a_device_share_the_memory_of_passes(checkpoints: Path, mo
         models.close()
 
 
+def test_pages_are_allocated_while_the_thread_runs(checkpoints: Path) -> None:
+    models = ModelRegistry(Settings(_env_file=None, model=str(checkpoints / "tiny"), cache_tokens=256))
+    try:
+        assert models.default.engine.has_pages()
+        assert models.default.engine.thread.manager.tokens_in_cache()[1] > 0
+    finally:
+        models.close()
+    assert not models.default.engine.has_pages(), "its thread has ended"
+
+
 @pytest.mark.parametrize(("family", "layers"), [("llama", (2, 0)), ("cohere2", (1, 3)), ("gemma3n", (1, 1))])
 def test_windows_keep_no_more_than_they_reach(family: str, layers: tuple[int, int]) -> None:
     """Of four layers of Gemma 3n, two share the keys of the others."""
