@@ -121,6 +121,7 @@ BETWEEN = "tests/service/engine/cards/test_between_steps.py"
 AHEAD = "tests/service/engine/cards/test_ahead.py"
 LATE = "tests/service/engine/cards/test_late.py"
 JOINING, MOVING = "test_requests_join_a_batch_and_leave_it", "test_encodings_that_move_positions_have_other_graphs"
+ADDING = "test_encodings_that_move_added_positions_have_other_graphs"
 EVICTION = "tests/service/engine/adapter/test_paged_eviction.py"
 FAIRNESS = "tests/service/engine/test_fairness.py"
 OUT_OF_MEMORY = "tests/service/engine/test_out_of_memory.py"
@@ -378,6 +379,11 @@ SERVED = [
              "if not known:", (f"{GRAPHS}::{JOINING}[llama]",)),
     Mutation("a graph for every table of slots", "service", "return step.size, self._patch.prepare(step.longest)",
              "return step.size, bool(self._patch.prepare(step.longest))", (f"{GRAPHS}::{MOVING}",)),
+    Mutation("the mask of a packed row is read", "patches", "if attention_mask is None or seams.packs or bool(",
+             "if attention_mask is None or bool(", (f"{GRAPHS}::{ADDING}",)),
+    Mutation("a graph for any encoding that moves added positions", "patches",
+             "return self.slots.moves, self.slots.adds(longest), ",
+             "return self.slots.moves, bool(self.slots.adds(longest)), ", (f"{GRAPHS}::{ADDING}",)),
     Mutation("a list of calls for any number of rows", "patches", "(name, value.shape, value.stride(), value.dtype)",
              "(name, value.stride(), value.dtype)", (RECORDING,)),
     Mutation("a list of calls for inputs in any order", "patches", "(name, value.shape, value.stride(), value.dtype)",

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from patches.encoding.positions import MapRow
-from patches.encoding.recipe import IDENTITY, ResolvedRecipe
+from patches.encoding.recipe import IDENTITY, AbsoluteMap, ResolvedRecipe
 
 POSITION_BITS = 24
 MAX_POSITION = (1 << POSITION_BITS) - 1
@@ -79,7 +79,7 @@ class SlotTable:
         self._users = [0] * MAX_SLOTS
         self.recipes: list[ResolvedRecipe | None] = [None] * MAX_SLOTS
         self._new: set[int] = set()
-        self._moves, self._adds = False, set[int]()
+        self._moves, self._adds = False, dict[int, AbsoluteMap]()
         self._write(0, self._native)
 
     def acquire(self, resolved: ResolvedRecipe) -> int:
@@ -144,9 +144,10 @@ class SlotTable:
         """True if some encoding moves rotated positions: it decides a forward's operations."""
         return self._moves
 
-    def adds(self, slots: Iterable[int] | None) -> bool:
-        """True if some of ``slots`` moves added positions, or some of the table for None: it decides operations too."""
-        return bool(self._adds) if slots is None else not self._adds.isdisjoint(slots)
+    def adds(self, slots: Iterable[int] | None) -> tuple[tuple[int, AbsoluteMap], ...]:
+        """Those of ``slots`` that move added positions, or of the table for None: they decide operations too."""
+        adds = dict(self._adds)  # another thread may write a slot
+        return tuple((slot, adds[slot]) for slot in sorted(adds if slots is None else adds.keys() & set(slots)))
 
     def in_use(self) -> int:
         """Number of slots whose encodings live requests use."""
@@ -165,7 +166,9 @@ class SlotTable:
     def _write(self, slot: int, resolved: ResolvedRecipe) -> None:
         self.recipes[slot] = resolved
         self._new.add(slot)
-        (self._adds.discard if resolved.recipe.absolute is None else self._adds.add)(slot)
+        self._adds.pop(slot, None)
+        if resolved.recipe.absolute is not None:
+            self._adds[slot] = resolved.recipe.absolute
         self._moves |= resolved.rotates and resolved.recipe.base != IDENTITY
 
     def _upload(self, slot: int, resolved: ResolvedRecipe) -> None:

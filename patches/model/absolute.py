@@ -105,17 +105,18 @@ def embeddings(
 ) -> torch.Tensor:
     """Position embeddings [rows, tokens, width] of encoded ``position_ids`` [rows, tokens].
 
-    The host reads no slot back unless an encoding of the ``used`` slots moves positions; None are all of the table.
+    The host reads no tensor, so a CUDA graph can have the operations. Each of the ``used`` slots that moves positions
+    has its own; None are all slots of the table.
     """
     position, slot = decode(position_ids)
-    if not slots.adds(used):
-        return embedding.native(position)
-    width = embedding.native(position[:0]).shape[-1]
-    output = torch.empty(*position.shape, width, dtype=embedding.dtype, device=position.device)
-    for number in slot.unique().tolist():
-        inside, absolute = slot == number, slots[number].recipe.absolute
-        own = position[inside]
-        output[inside] = embedding.native(own) if absolute is None else mapped(embedding, absolute, own)
+    moving = [(slot == number, absolute) for number, absolute in slots.adds(used)]
+    plain = position
+    for inside, _ in moving:  # their positions may lie past the end of a table
+        plain = plain.masked_fill(inside, 0)
+    output = embedding.native(plain)
+    for inside, absolute in moving:
+        own = mapped(embedding, absolute, position.masked_fill(~inside, 0).flatten())
+        output = torch.where(inside[..., None], own.view_as(output), output)
     return output
 
 

@@ -88,7 +88,8 @@ def _mask(
         if whole is None:  # left out only where no token is to be hidden
             raise UnsupportedModel(BIDIRECTIONAL)
         return seams.built(whole, arguments.get("local_size"))
-    if attention_mask is None or bool(attention_mask.all()):
+    # Packed rows have no padding, and a CUDA graph of them may read no tensor.
+    if attention_mask is None or seams.packs or bool(attention_mask.all()):
         return None
     return attention_mask
 

@@ -166,7 +166,7 @@ class Patched(Encodings, NotCopied):
     def _encoded(
         self, position_ids: torch.Tensor, chosen: int | torch.Tensor | None, rows: int
     ) -> AbstractContextManager[torch.Tensor]:
-        if chosen is None and "packed" not in self.carried:  # the host reads no position of a packed row
+        if chosen is None and not self.packs:  # the host reads no position of a packed row
             return self.encoded_by_length(position_ids)
         return self.encoded(position_ids, chosen, rows)
 
@@ -275,6 +275,11 @@ class Patched(Encodings, NotCopied):
             RuntimeError: within another one, or in a forward.
         """
         return self._forwards.carrying(**carried)
+
+    @property
+    def packs(self) -> bool:
+        """True where forwards on this thread are of packed rows, which have no padding."""
+        return "packed" in self.carried
 
     def mask_kind(self, *, insists: bool, local: bool) -> MaskKind | None:
         """The whole mask that a layer needs to choose keys, or to add keys to those of the tokens."""

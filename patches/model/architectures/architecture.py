@@ -51,6 +51,11 @@ class Seams(Protocol):
         """Seam A: cos and sin [rows, tokens, rotary_dim] of the tokens of this forward, in the format of ``module``."""
         ...
 
+    @property
+    def packs(self) -> bool:
+        """True where rows are packed, so that they have no padding."""
+        ...
+
     def mask_kind(self, *, insists: bool, local: bool) -> MaskKind | None:
         """Numbers of the whole mask of a layer, None without one; a model ``insists`` where no kernel may do
         without. A ``local`` mask is that of a window or a chunk."""

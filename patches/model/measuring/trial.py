@@ -51,6 +51,8 @@ class Trial:
     those that the model insists on.
     """
 
+    packs = False
+
     def __init__(
         self,
         frequencies: Mapping[RotaryTable | None, torch.Tensor],
