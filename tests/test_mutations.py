@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import ROOT
-from tests.mutations import MUTATIONS, Mutation
+from tests.mutations import MUTATIONS
+from tests.mutations.mutation import Mutation
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
