@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from service.evaluation.documents import BUILT_IN
 from service.evaluation.formatting import listed, percent
-from service.evaluation.results import DocumentInfo, EvaluationResult, Score, Scores, are_equal
+from service.evaluation.results import DocumentInfo, EvaluationResult, Group, Score, Scores, are_equal, overlaps_text
 
 TOLERANCE = 0.1
 """Share by which a perplexity near the reference may exceed it."""
@@ -52,6 +52,26 @@ def skipped_text(documents: Sequence[object], skipped: Sequence[DocumentInfo], m
     shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
     count = f"{len(names)} of {len(names) + len(documents)} documents"
     return [f"Left out as shorter than the longest length: {count}, {listed(shown)}."]
+
+
+def cautions_of(
+    documents: Sequence[DocumentInfo], skipped: Sequence[DocumentInfo], groups: Sequence[Group]
+) -> list[str]:
+    """Documents that share text, one with most of the scored tokens of ``groups``, and those left out."""
+    return [*overlaps_text(documents), *uneven_text(documents, groups), *skipped_text(documents, skipped)]
+
+
+def uneven_text(documents: Sequence[DocumentInfo], groups: Sequence[Group]) -> list[str]:
+    """The caution about one of several ``documents`` that has more than half of the scored tokens."""
+    total = sum(tokens for _, tokens in groups)
+    if len(documents) == 1 or len(groups) != len(documents) or not total:  # early versions had blocks of documents
+        return []
+    shares = [(document.name, tokens / total) for document, (_, tokens) in zip(documents, groups, strict=True)]
+    return [
+        f"{name} has {percent(share)} of the scored tokens. Intervals are over documents, so they are wide beside it."
+        for name, share in shares
+        if share > 0.5
+    ]
 
 
 def near_reference(result: EvaluationResult) -> list[str]:

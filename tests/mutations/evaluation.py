@@ -2,6 +2,7 @@
 
 from tests.mutations.mutation import Mutation
 
+STUDENT = "tests/service/evaluation/test_student.py"
 RECOMMEND = "tests/service/evaluation/recommend/test_answer.py"
 DECLARED = "tests/service/evaluation/recommend/test_declared.py"
 EXPORTABLE = "tests/service/evaluation/recommend/test_exportable.py"
@@ -78,8 +79,18 @@ EVALUATION = [
              "evidence[subject].loss)", ("tests/service/evaluation/recommend/test_answer.py",)),
     Mutation("logits of the first part only", "service/evaluation", "for start in range(0, len(logits), rows):",
              "for start in range(0, rows, rows):", ("tests/service/evaluation/perplexity/test_scoring.py",)),
+    Mutation("documents of any size vary alike", "service/evaluation",
+             "weights, shares = sizes / (sizes + twice), sizes / sizes.sum()",
+             "weights, shares = sizes / sizes, sizes / sizes.sum()", (STUDENT,)),
+    Mutation("distances to the mean of all tokens", "service/evaluation",
+             "centre = float(weights @ means / weights.sum())",
+             "centre, weights = float(sums.sum() / sizes.sum()), shares * len(sums)", (STUDENT,)),
+    Mutation("windows of a document as if independent", "service/evaluation", "in self.windows}) >= LEAST:",
+             "in self.windows}) > 99:", (STUDENT,)),
+    Mutation("quarters of windows as they were drawn", "service/evaluation",
+             "sorted(range(len(read)), key=read.__getitem__)", "range(len(read))", (STUDENT,)),
     Mutation("blocks of a document as if independent", "service/evaluation",
-             "if documents > 1 or len(pieces) <= LEAST:", "if True:", ("tests/service/evaluation/test_student.py",)),
+             "if documents > 1 or len(pieces) <= LEAST:", "if True:", (STUDENT,)),
     Mutation("two intervals for the same tokens", "service/evaluation",
              "if same_tokens and a is not None", "if False and a is not None",
              (f"{SWEEPS}/test_doubt.py::test_what_is_hard_for_both_is_no_doubt",)),

@@ -19,10 +19,9 @@ from service.evaluation.results import (
     Row,
     Score,
     Scores,
-    overlaps_text,
 )
 from service.evaluation.statistics.pieces import pieces_of
-from service.evaluation.words import best_method, near_reference, skipped_text
+from service.evaluation.words import best_method, cautions_of, near_reference
 
 FEW = 30
 """Key tokens: with a deviation of one nat, fewer leave a 95 % interval wider than a factor of two."""
@@ -117,9 +116,9 @@ class LongPerplexityResult(EvaluationResult):
         return dict(sorted({at.length: at.key_tokens for method in self.methods for at in method.lengths}.items()))
 
     def cautions(self) -> list[str]:
-        """The lengths with too few key tokens for a number, documents that share text, and those left out."""
+        """The lengths with too few key tokens for a number, and those of a perplexity."""
         few = {length: count for length, count in self.key_tokens().items() if count < FEW}
-        shared = [*overlaps_text(self.documents), *skipped_text(self.documents, self.skipped)]
+        shared = cautions_of(self.documents, self.skipped, self.methods[0].lengths[-1].groups)
         if not few:
             return shared
         counts = f"{min(few.values())} to {max(few.values())}" if len(set(few.values())) > 1 else f"{min(few.values())}"

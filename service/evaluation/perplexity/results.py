@@ -17,11 +17,10 @@ from service.evaluation.results import (
     Score,
     Scores,
     documents_text,
-    overlaps_text,
 )
 from service.evaluation.statistics.nll import LengthResult, PositionBucket
 from service.evaluation.statistics.pieces import pieces_of
-from service.evaluation.words import best_method, near_reference, skipped_text
+from service.evaluation.words import best_method, cautions_of, near_reference
 
 Protocol = Literal["curve", "sliding", "disjoint", "tail", "rolling"]
 
@@ -83,8 +82,8 @@ class PerplexityResult(EvaluationResult):
         return [*best_method(self), *near_reference(self), *self.cautions()]
 
     def cautions(self) -> list[str]:
-        """Documents that share text, and those left out."""
-        return [*overlaps_text(self.documents), *skipped_text(self.documents, self.skipped)]
+        """Documents that share text, one with most of the scored tokens, and those left out."""
+        return cautions_of(self.documents, self.skipped, self.methods[0].lengths[-1].groups)
 
     def title(self) -> str:
         """Model, protocol and documents in one line."""

@@ -9,12 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from service.evaluation.recommend.places import Places
 from service.evaluation.recommend.results import AtLength, RecallShown
 from service.evaluation.results import Interval
 from service.evaluation.statistics.per_token import finite_exp
-from service.evaluation.statistics.pieces import LEAST
-from service.evaluation.statistics.student import half_width, probability_above
+from service.evaluation.statistics.student import Mean, mean_of
 from service.evaluation.unit import Outcome
+
+TWICE = 2
+"""Windows of a document whose mean varies twice as much as that of many."""
 
 LEAST_GAIN = 0.02
 """Share of repeated tokens: a model that gains less from the repeat cannot show which encoding forgets."""
@@ -23,7 +26,7 @@ LEAST_GAIN = 0.02
 class Difference(NamedTuple):
     """``mean`` loss of one candidate above that of another over shared windows, with its 95 % interval.
 
-    ``probability`` is that of a lower loss of the other. Both are None for fewer than three windows.
+    ``probability`` is that of a lower loss of the other. Both are None for fewer than three pieces of text.
     """
 
     mean: float
@@ -45,7 +48,7 @@ class Evidence:
     """Means of each window, float64 [windows]: ``nll`` in nats, and ``late``, that of its late tokens.
 
     ``recall`` and ``first`` are the shares of repeated tokens, and of their first occurrence, that the model predicts.
-    ``recall_counts``: recall is a part of the loss.
+    ``recall_counts``: recall is a part of the loss. The windows lie at the first ``places``.
     """
 
     nll: np.ndarray
@@ -53,9 +56,10 @@ class Evidence:
     recall: np.ndarray
     first: np.ndarray
     recall_counts: bool
+    places: Places
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome], *, recall_counts: bool) -> Evidence:
+    def of(cls, outcomes: Sequence[Outcome], places: Places, *, recall_counts: bool) -> Evidence:
         """Of one candidate's outcomes at one length, in the order of the windows."""
         return cls(
             np.array([outcome["nll"].mean() for outcome in outcomes]),
@@ -63,6 +67,7 @@ class Evidence:
             np.array([(outcome["ranks"] == 1).mean() for outcome in outcomes]),
             np.array([(outcome["ranks_first"] == 1).mean() for outcome in outcomes]),
             recall_counts,
+            places,
         )
 
     @property
@@ -83,12 +88,12 @@ class Evidence:
         """The difference to ``other`` over the windows that both have read."""
         shared = min(len(self.nll), len(other.nll))
         more = self.losses[:shared] - other.losses[:shared]
-        probability = probability_above(more) if shared >= LEAST else None
-        return Difference(float(more.mean()), over_windows(more), probability)
+        found = self._mean(more)
+        return Difference(float(more.mean()), self._interval(found), None if found is None else found.above)
 
     def at(self, length: int, best: Evidence, tolerance: float) -> AtLength:
         """The numbers at ``length`` tokens, compared with the best one there."""
-        above, nll = self.above(best), over_windows(self.nll)
+        above, nll = self.above(best), self._interval(self._mean(self.nll))
         if nll is not None:
             nll = nll.model_copy(update={"low": finite_exp(nll.low), "high": finite_exp(nll.high)})
         return AtLength(
@@ -97,7 +102,7 @@ class Evidence:
             perplexity=finite_exp(float(self.nll.mean())),
             perplexity_interval=nll,
             recall=float(self.recall.mean()),
-            recall_interval=over_windows(self.recall, most=1.0),
+            recall_interval=self._interval(self._mean(self.recall), most=1.0),
             recall_first=float(self.first.mean()),
             loss=self.loss,
             difference=above.mean,
@@ -105,22 +110,27 @@ class Evidence:
             good_enough=above.mean <= tolerance,
         )
 
+    def gained(self) -> Interval | None:
+        """95 % interval of the share of repeated tokens that the model predicts for the repeat alone."""
+        return self._interval(self._mean(self.recall - self.first))
 
-def over_windows(values: np.ndarray, most: float = math.inf) -> Interval | None:
-    """95 % interval of a mean by Student's t over windows, within 0 and ``most`` where that is finite. None for fewer
-    than three."""
-    if len(values) < LEAST:
-        return None
-    mean, half = float(values.mean()), half_width(values)
-    low, high = mean - half, mean + half
-    if math.isfinite(most):
-        low, high = max(0.0, low), min(most, high)
-    return Interval(low=low, high=high, kind="windows")
+    def _mean(self, values: np.ndarray) -> Mean | None:
+        """Mean of ``values`` float64 [n] of the first n windows. None for fewer than three pieces of text."""
+        return mean_of(self.places.groups(values), TWICE)
+
+    def _interval(self, found: Mean | None, most: float = math.inf) -> Interval | None:
+        """95 % interval of a mean, within 0 and ``most`` where that is finite."""
+        if found is None:
+            return None
+        low, high = found.value - found.half, found.value + found.half
+        if math.isfinite(most):
+            low, high = max(0.0, low), min(most, high)
+        return Interval(low=low, high=high, kind=self.places.kind)
 
 
 def copies(reference: Evidence) -> RecallShown:
     """``yes`` if the model surely predicts repeated tokens better than the same tokens where nothing repeats."""
-    gained = over_windows(reference.recall - reference.first)
+    gained = reference.gained()
     if gained is None or gained.low <= LEAST_GAIN < gained.high:
         return "unsure"
     return "yes" if gained.low > LEAST_GAIN else "no"

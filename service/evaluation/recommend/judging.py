@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from patches import UNSCALED, Method
 from service.evaluation.recommend.evidence import Difference, Evidence, copies
+from service.evaluation.recommend.places import Places
 from service.evaluation.recommend.results import Answer, Avoid, Memory, Range, RecommendMethod, Verdict
 from service.evaluation.recommend.rounds import FINALISTS, Schedule
 from service.evaluation.recommend.words import reason_against, sentences
@@ -22,11 +23,12 @@ OWN = {"method": "default"}
 
 
 class Collected(NamedTuple):
-    """Outcomes by (index of the subject, length), in the order of the windows; rounds by subject."""
+    """Outcomes by (index of the subject, length), in the order of the windows at ``places``; rounds by subject."""
 
     subjects: Sequence[Subject]
     outcomes: Mapping[tuple[int, int], Sequence[Outcome]]
     rounds: Sequence[int]
+    places: Places
 
 
 class Judge:
@@ -42,12 +44,12 @@ class Judge:
         self._subjects, self._rounds = measured.subjects, measured.rounds
         self._schedule, self._trained_length, self._tolerance = schedule, trained_length, tolerance
         self._target, self._system = schedule.target, system
-        own = Evidence.of(measured.outcomes[0, schedule.reference], recall_counts=True)
+        own = Evidence.of(measured.outcomes[0, schedule.reference], measured.places, recall_counts=True)
         self._recall_shown = copies(own)
         self.recall_counts = self._recall_shown == "yes"
         self._evidence: dict[int, dict[int, Evidence]] = {}
         for (subject, length), outcomes in measured.outcomes.items():
-            found = Evidence.of(outcomes, recall_counts=self.recall_counts)
+            found = Evidence.of(outcomes, measured.places, recall_counts=self.recall_counts)
             self._evidence.setdefault(length, {})[subject] = found
 
     def best(self, entrants: Iterable[int], most: int) -> list[int]:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from patches import UNSCALED, Method, alike
 from service.evaluation.checks import (
     InvalidEvaluation,
@@ -21,6 +19,7 @@ from service.evaluation.cost import Cost
 from service.evaluation.documents import Document, doubling_lengths
 from service.evaluation.recommend.candidates import candidates_of, reads
 from service.evaluation.recommend.judging import Collected, Judge
+from service.evaluation.recommend.places import Places, places_of
 from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.recommend.results import RecommendResult
 from service.evaluation.recommend.rounds import Schedule
@@ -45,13 +44,6 @@ class Reading(NamedTuple):
     stop: int
 
 
-class Place(NamedTuple):
-    """The stretch of a window ends before token ``stop`` of a document, at every length."""
-
-    document: int
-    stop: int
-
-
 @dataclass(frozen=True, eq=False)
 class RecommendPlan(Plan):
     """``subjects`` begin with the checkpoint's own encoding, which may end before the target length, as tables do.
@@ -71,7 +63,7 @@ class RecommendPlan(Plan):
     tolerance: float
     system: str | None
     schedule: Schedule
-    places: tuple[Place, ...]
+    places: Places
     layout: Layout
     seed: int
     bos: int | None
@@ -96,7 +88,7 @@ class RecommendPlan(Plan):
         ]
 
     def _unit(self, subject: int, length: int, window: int) -> RecallUnit:
-        place = self.places[window]
+        place = self.places.windows[window]
         document = self.documents[place.document]
         return RecallUnit(
             subject=self.subjects[subject],
@@ -151,7 +143,7 @@ class RecommendPlan(Plan):
         for reading in (reading for stage in self.stages for reading in stage):
             several = found.setdefault((reading.subject, reading.length), [])
             several += [next(remaining) for _ in range(reading.begin, reading.stop)]
-        measured = Collected(self.subjects, found, tuple(rounds))
+        measured = Collected(self.subjects, found, tuple(rounds), self.places)
         return Judge(measured, self.schedule, self.trained_length, self.tolerance, self.system)
 
     def result(self, outcomes: Sequence[Outcome]) -> RecommendResult:
@@ -207,9 +199,9 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
     subjects = candidates_of(request, served, models, settings, reference, target)
     at_target, trained = _entrants(request, subjects, target)
     room = target - layout.repeated - special
-    places = _places(documents, room, layout.tail, request.windows, request.seed)
+    places = places_of(documents, room, layout.tail, request.windows, request.seed)
     shorter = tuple(length for length in lengths if served.trained_length < length < target)
-    every = Schedule(len(at_target), len(places), target, reference, shorter, request.rounds, len(trained))
+    every = Schedule(len(at_target), len(places.windows), target, reference, shorter, request.rounds, len(trained))
     schedule = every.within(request.budget)
     plan = RecommendPlan(
         model=served.name,
@@ -268,23 +260,6 @@ def _lengths(
             request.longest_field, f"must be at least {SHORTEST}, as must the model's trained length"
         )
     return lengths
-
-
-def _places(documents: Sequence[Document], room: int, tail: int, windows: int, seed: int) -> tuple[Place, ...]:
-    """At most ``windows`` places whose scored tokens do not overlap, in an order drawn from ``seed``.
-
-    Raises:
-        InvalidEvaluation: when the documents have room for fewer than two.
-    """
-    every = [
-        Place(index, stop)
-        for index, document in enumerate(documents)
-        for stop in range(room, len(document.token_ids) + 1, tail)
-    ]
-    if len(every) < 2:
-        raise InvalidEvaluation("input", f"needs {room + tail} tokens for two windows: send more text")
-    order = np.random.default_rng(seed).permutation(len(every))[:windows]
-    return tuple(every[index] for index in order.tolist())
 
 
 def _fewer(asked: int, room: int, read: int) -> Iterator[str]:

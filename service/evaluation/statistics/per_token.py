@@ -10,12 +10,15 @@ import numpy as np
 
 from service.evaluation.results import Group, Interval
 from service.evaluation.statistics.nll import LengthResult, PositionBucket
-from service.evaluation.statistics.pieces import LEAST, pieces_of
-from service.evaluation.statistics.student import half_width, probability_above
+from service.evaluation.statistics.pieces import pieces_of
+from service.evaluation.statistics.student import mean_of
 from service.sharing.stopping import check_wanted
 
 BLOCK = 64
 MOST_BLOCKS = 256
+
+TWICE = 64
+"""Tokens of a text whose mean NLL varies twice as much as that of a long one."""
 
 
 @dataclass
@@ -65,22 +68,12 @@ def joined(windows: Sequence[Scored]) -> np.ndarray:
 def interval_of(groups: Sequence[Group], documents: int) -> Interval | None:
     """95 % interval of exp(mean NLL) by Student's t: over documents, or over the quarters of the only one. None with
     fewer than three of either. No perplexity is below 1."""
-    found = _mean_and_half(pieces_of(groups, documents))
+    found = mean_of(pieces_of(groups, documents), TWICE)
     if found is None:
         return None
-    mean, half = found
+    mean, half = found.value, found.half
     kind = "documents" if documents > 1 else "quarters"
     return Interval(low=finite_exp(max(mean - half, 0.0)), high=finite_exp(mean + half), kind=kind)
-
-
-def _mean_and_half(pieces: Sequence[Group]) -> tuple[float, float] | None:
-    """Mean per token, and half of its 95 % interval. The standard error is that of a ratio (Cochran 1977, Sampling
-    Techniques, 6.4), so pieces may differ in size."""
-    if len(pieces) < LEAST:
-        return None
-    total, count = (np.array(column) for column in zip(*pieces, strict=True))
-    mean = float(total.sum() / count.sum())
-    return mean, half_width((total - mean * count) / count.mean())
 
 
 def groups_of(windows: Sequence[Scored], documents: int, counted: Sequence[np.ndarray] | None = None) -> list[Group]:
@@ -109,7 +102,7 @@ def are_paired(a: Sequence[Group], b: Sequence[Group]) -> bool:
 def paired_probability(a: Sequence[Group], b: Sequence[Group]) -> float | None:
     """Probability that ``a`` has the lower perplexity, from the pieces of two methods over the same tokens.
 
-    It is that of Student's t for the differences by piece, so a few pieces are less sure than many. Equal methods
+    It is that of Student's t for the difference per token, so a few pieces are less sure than many. Equal methods
     have a half. None with fewer than three pieces.
 
     Raises:
@@ -117,9 +110,8 @@ def paired_probability(a: Sequence[Group], b: Sequence[Group]) -> float | None:
     """
     if not are_paired(a, b):
         raise ValueError("the groups of the two methods do not have the same tokens")
-    # Both share the tokens, so the sign of the summed difference decides.
-    difference = np.array([right - left for (left, _), (right, _) in zip(a, b, strict=True)])
-    return None if len(difference) < LEAST else probability_above(difference)
+    found = mean_of([(right - left, tokens) for (left, tokens), (right, _) in zip(a, b, strict=True)], TWICE)
+    return None if found is None else found.above
 
 
 def surely_apart(a: Sequence[Group], b: Sequence[Group], factor: float) -> bool:
@@ -130,8 +122,8 @@ def surely_apart(a: Sequence[Group], b: Sequence[Group], factor: float) -> bool:
     beyond = [
         (left - right - math.log(factor) * tokens, tokens) for (left, tokens), (right, _) in zip(a, b, strict=True)
     ]
-    found = _mean_and_half(beyond)
-    return found is not None and abs(found[0]) >= found[1]
+    found = mean_of(beyond, TWICE)
+    return found is not None and abs(found.value) >= found.half
 
 
 def position_buckets(windows: list[Scored]) -> list[PositionBucket]:

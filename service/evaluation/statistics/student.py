@@ -6,9 +6,14 @@ Its distribution is the finite series for whole degrees of freedom (Abramowitz a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
+
+from service.evaluation.results import Group
+from service.evaluation.statistics.pieces import LEAST
 
 SHARE = 0.95
 """Of the samples, that many have the true mean in their interval."""
@@ -40,19 +45,39 @@ def quantile(freedom: int) -> float:
     return (low + high) / 2
 
 
-def half_width(values: np.ndarray) -> float:
-    """Half of the 95 % interval of the mean of ``values`` [n], n at least 2, around their mean."""
-    return quantile(len(values) - 1) * _error(values)
+class Mean(NamedTuple):
+    """``value`` with its standard ``error``, and the degrees of ``freedom`` of its Student's t."""
+
+    value: float
+    error: float
+    freedom: int
+
+    @property
+    def half(self) -> float:
+        """Half of the 95 % interval around the value."""
+        return quantile(self.freedom) * self.error
+
+    @property
+    def above(self) -> float:
+        """Probability that the true mean is above 0. Without an error it is sure."""
+        if self.error == 0:
+            return 0.5 * (1 + float(np.sign(self.value)))
+        return distribution(self.value / self.error, self.freedom)
 
 
-def probability_above(values: np.ndarray) -> float:
-    """Probability that the true mean of ``values`` [n], n at least 2, is above 0. Equal values are sure."""
-    mean, error = float(values.mean()), _error(values)
-    if error == 0:
-        return 0.5 * (1 + float(np.sign(mean)))
-    return distribution(mean / error, len(values) - 1)
+def mean_of(pieces: Sequence[Group], twice: float) -> Mean | None:
+    """Mean of the values of independent pieces of text, each (their sum, their number). None with fewer than three.
 
-
-def _error(values: np.ndarray) -> float:
-    """Standard error of the mean."""
-    return float(values.std(ddof=1)) / math.sqrt(len(values))
+    Pieces differ, and short ones vary more: the mean of a piece has a variance in proportion to 1 + twice / size. A
+    piece of size ``twice`` has twice that of a long one. The error is that of weighted least squares (Aitken 1935). An
+    error from distances to the mean itself is far too small if one piece has most values.
+    """
+    if len(pieces) < LEAST:
+        return None
+    sums, sizes = (np.array(column, np.float64) for column in zip(*pieces, strict=True))
+    weights, shares = sizes / (sizes + twice), sizes / sizes.sum()
+    means = sums / sizes
+    centre = float(weights @ means / weights.sum())
+    variance = float(weights @ (means - centre) ** 2) / (len(sums) - 1)
+    error = math.sqrt(variance * float((shares**2 / weights).sum()))
+    return Mean(float(sums.sum() / sizes.sum()), error, len(sums) - 1)

@@ -1,4 +1,4 @@
-"""Documents that share text: the shares are those of plain sets of windows, and results caution."""
+"""Cautions about documents: those that share text, by sets of windows, and one that has most of the tokens."""
 
 from __future__ import annotations
 
@@ -52,3 +52,17 @@ def test_results_caution_in_words_tables_and_pictures() -> None:
     assert result.words()[-1] == caution
     assert caution in str(table_of(result).caption)
     assert caution in pictures_of(result)[0].caption
+
+
+def test_a_document_with_most_of_the_scored_tokens_is_named() -> None:
+    result = result_of({"default": [6.0]}, [256], documents=("a.txt", "b.txt", "c.txt"))
+    at = result.methods[0].lengths[0]
+    at.groups = [(10.0, 250), (30.0, 500), (10.0, 250)]
+    assert result.cautions() == []
+    at.groups = [(10.0, 100), (30.0, 800), (10.0, 100)]
+    (caution,) = result.cautions()
+    assert caution == "b.txt has 80 % of the scored tokens. Intervals are over documents, so they are wide beside it."
+    assert result.words()[-1] == caution
+    alone = result_of({"default": [6.0]}, [256], documents=("a.txt",))
+    alone.methods[0].lengths[0].groups = at.groups
+    assert alone.cautions() == [], "of one document, groups are its blocks"

@@ -15,7 +15,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from patches import Patched
 from service.evaluation.checks import InvalidEvaluation
-from service.evaluation.recommend.plan import _places, plan_of
+from service.evaluation.recommend.places import places_of
+from service.evaluation.recommend.plan import plan_of
 from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.recommend.rounds import Schedule
 from service.evaluation.recommend.unit import COPIES, RecallUnit
@@ -196,13 +197,15 @@ def test_auto_is_no_candidate(auto: Any) -> None:
 
 def test_windows_have_places_of_their_own(models: ModelRegistry) -> None:
     document = planned(models).documents[0].cut(100)
-    places = _places([document, document], 60, 20, 5, seed=0)
+    found = places_of([document, document], 60, 20, 5, seed=0)
+    places = found.windows
+    assert found.every == 6
     assert sorted(places) == sorted(set(places))
     assert {place.stop for place in places} <= {60, 80, 100}
     assert len(places) == 5
-    assert _places([document, document], 60, 20, 5, seed=1) != places
+    assert places_of([document, document], 60, 20, 5, seed=1).windows != places
     with pytest.raises(InvalidEvaluation, match="needs 120 tokens for two windows"):
-        _places([document], 90, 30, 5, seed=0)
+        places_of([document], 90, 30, 5, seed=0)
 
 
 def test_a_budget_bounds_the_tokens(models: ModelRegistry) -> None:
