@@ -84,6 +84,14 @@ def test_an_interval_is_wide_where_one_document_has_most_tokens() -> None:
     assert found[1].high - found[1].low > 1.5 * (found[0].high - found[0].low)
 
 
+def test_a_document_of_a_few_tokens_hardly_counts() -> None:
+    groups = [(762 * (2.0 + shift), 762) for shift in (-0.3, -0.2, -0.1, 0.1, 0.2, 0.3)]
+    found = [interval_of(several, 7) for several in (groups, [*groups, (5 * 4.0, 5)])]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[1].high - found[1].low < 1.5 * (found[0].high - found[0].low)
+
+
 def drawn(generator: np.random.Generator, windows: list[int]) -> tuple[np.ndarray, Places]:
     """Values of ``windows`` of documents that differ as much as their windows do, with a true mean of 2."""
     levels = 2.0 + generator.normal(0.0, 0.3, len(windows))
