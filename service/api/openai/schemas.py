@@ -289,7 +289,9 @@ class ChatRequest(ParallelCalls, ConversationBody, GenerationBody):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Default: the most that the server, the key, the context and the ranges of `auto` allow."
     )
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="The older name of the same.")
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="The older name of the same, which counts without it. Evaluation harnesses send both."
+    )
     logprobs: bool = False
     top_logprobs: Alternatives | None = Field(None, description="Alternatives per token; needs `logprobs`.")
     reasoning_effort: Effort | None = Field(None, description="For chat templates that read this variable.")
@@ -311,8 +313,6 @@ class ChatRequest(ParallelCalls, ConversationBody, GenerationBody):
         super().check()
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs: needs logprobs", "top_logprobs")
-        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            raise bad_request("max_tokens: differs from max_completion_tokens, which it means", "max_tokens")
 
     @override
     def conversation(self) -> tuple[list[dict[str, Any]], list[str]]:

@@ -113,7 +113,6 @@ def test_a_model_without_a_template_says_so(client: httpx.Client) -> None:
             "1024 on this server, by its setting ROPEWAY_MAX_NEW",
         ),
         ({"n": 65}, "n", "at most 64 on this server, by its setting ROPEWAY_MAX_PROMPTS"),
-        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "differs"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"metadata": {"run": 1}}, "metadata.run", "must be text, not 1"),
         ({"parallel_tool_calls": "maybe"}, "parallel_tool_calls", "must be true or false"),
@@ -159,6 +158,11 @@ def test_nothing_in_a_message_is_absent(http: httpx.Client) -> None:
     assert prompt_tokens(content="hi", **nothing, name=None, reasoning="") == prompt_tokens(content="hi")
     assert prompt_tokens(content=None, **nothing) == prompt_tokens(content="")
     assert prompt_tokens(tool_calls=[], provider_specific_fields={}) == prompt_tokens(content="")
+
+
+def test_the_newer_name_of_the_most_tokens_counts(http: httpx.Client) -> None:
+    found = answer(http, PATH, messages=MESSAGES, temperature=0, max_tokens=9, max_completion_tokens=2)
+    assert found["usage"]["completion_tokens"] == 2
 
 
 def test_tools_and_formats_that_ask_for_nothing(http: httpx.Client) -> None:
