@@ -16,6 +16,7 @@ UNITS = "tests/service/jobs/test_units.py"
 SERVERS = "tests/service/jobs/test_servers.py"
 STORE = "tests/service/jobs/test_store.py"
 PRUNING = "tests/service/jobs/test_pruning.py"
+EARLY = "tests/service/jobs/test_early.py"
 FAILING = "tests/service/jobs/test_failing.py"
 ADDRESS = "tests/service/jobs/test_address.py"
 
@@ -120,6 +121,14 @@ EVALUATION = [
              (f"{DECLARED}::test_the_own_encoding_is_the_reference_alone_where_a_system_cannot_express_it",)),
     Mutation("the reference is a candidate", "service/evaluation", " if subject in self.entrants]", "]",
              (f"{DECLARED}::test_the_own_encoding_is_the_reference_alone_where_a_system_cannot_express_it",)),
+    Mutation("complete methods are compared with the request's", "service/evaluation",
+             "request.reduced(kept) if kept[\"methods\"] else",
+             "request.reduced(kept) if set(kept[\"methods\"]) & set(request.methods) else",
+             (f"{EARLY}::test_an_encoding_that_repeats_an_answer_is_complete",)),
+    Mutation("the evaluator is a method", "service/evaluation",
+             "return self.measured.reduced(request, {position - passes for position in finished})",
+             "return super().reduced(request, finished)",
+             (f"{EARLY}::test_lengths_are_complete_beside_the_passes_of_an_evaluator",)),
     Mutation("a budget cuts windows without a word", "service/evaluation", "    if read < room:\n", "    if False:\n",
              ("tests/service/evaluation/recommend/test_plan.py::test_a_budget_bounds_the_tokens",)),
     Mutation("one window is a reason against a candidate", "service/evaluation", "LEAST_SHARED = 2", "LEAST_SHARED = 1",

@@ -44,6 +44,8 @@ LONG: dict[str, Any] = {
 }
 """Three units of a hundred windows and more."""
 
+TWO = [TEXT[:3000], TEXT[3000:6000]]
+
 STAGED = [{"method": "yarn", "factor": factor} for factor in (1.0, 1.5, 2.0, 2.5, 3.0)]
 """Candidates of a recommendation in several rounds."""
 
@@ -275,6 +277,31 @@ def test_lengths_are_complete_where_no_method_is(planning: Any) -> None:
     both, of_both = planning(fields | {"methods": [{"method": "dynamic", "factor": n} for n in (2.0, 4.0)]})
     assert of_both.reduced(both, {0, 1, 2, 3, 8, 9}).lengths == [96], "the lengths of both"
     assert of_both.reduced(both, {0, 1, 8, 9}) is None
+
+
+def test_an_encoding_that_repeats_an_answer_is_complete(planning: Any, models: ModelRegistry) -> None:
+    """The units have it without the numbers that follow, which were compared. It had no partial result."""
+    for methods, finished, kept in (("yarn:4", {0, 1, 2, 3}, None), ("dynamic:2", {0, 1}, [64])):
+        echo = models.default.patch.describe(methods, 96)
+        request, plan = planning(body(methods=[echo, "default"], lengths=[64, 96], protocol="disjoint", input=TWO))
+        assert request.methods[0].follows
+        reduced = plan.reduced(request, finished)
+        assert ([method.method for method in reduced.methods], reduced.lengths) == ([echo["method"]], kept or [64, 96])
+        _, part = planning(body_of(reduced))
+        assert [unit.resolved for unit in part.units] == [plan.units[at].resolved for at in sorted(finished)]
+
+
+@pytest.mark.parametrize("evaluator", ["default", "dynamic:2"])
+def test_lengths_are_complete_beside_the_passes_of_an_evaluator(planning: Any, evaluator: str) -> None:
+    """Its passes counted as a method with other lengths."""
+    fields = {"evaluation": "long_perplexity", "input": TEXT, "protocol": "tail", "lengths": [64, 96]}
+    request, plan = planning(fields | {"methods": ["dynamic:2"], "evaluator": {"pe": evaluator}})
+    assert [unit.length for unit in plan.units] == [64, 20, 64, 96]
+    for finished, lengths in (({0, 1, 2}, [64]), ({0, 1, 3}, [96]), ({2}, [64])):
+        assert plan.reduced(request, finished).lengths == lengths
+    assert plan.reduced(request, {0, 1}) is None
+    _, part = planning(body_of(plan.reduced(request, {0, 1, 2})))
+    assert [unit.length for unit in part.units] == [64, 20, 64]
 
 
 def test_a_sweep_keeps_whole_evaluations_or_the_first_ones_methods(planning: Any) -> None:
