@@ -12,13 +12,16 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import Request
+from sqlalchemy import update
 
 from service.api.jobs import partial
 from service.api.jobs.lookup import stored_job
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.cost import Cost
+from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.unit import Plan
 from service.jobs import early
+from service.jobs.database.tables import Job
 from service.jobs.early import lacking
 from service.jobs.planning import body_of
 from service.jobs.records import AtWork
@@ -153,6 +156,25 @@ def test_a_cancelled_job_goes_on_where_it_was(client: httpx.Client) -> None:
     assert len({row["method"] for row in rows}) == 3, "the partial file is not given out again"
     refused = client.post(f"/jobs/{job_id}/resume")
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "job_done")
+
+
+@pytest.mark.parametrize("changed", [{"newer": 1}, {"evaluation": "newer"}])
+def test_a_job_of_another_version_has_no_partial_result(checkpoints: Path, changed: dict[str, Any]) -> None:
+    """After a rollback, each look at the job, and its end, was a 500."""
+    stored = body_of(PerplexityRequest.model_validate(LONG)) | changed
+    with serving(checkpoints) as (url, app), httpx.Client(base_url=url, timeout=60) as client:
+        job_id = submitted(client)
+        wait_for(lambda: job(client, job_id)["units_done"] >= 1, 60)
+        with app.state.jobs.database.writing() as session:
+            session.execute(update(Job).where(Job.id == job_id).values(request=stored))
+        assert client.delete(f"/jobs/{job_id}").json()["state"] == "cancelled"
+        assert job(client, job_id)["links"].keys() == {"events", "units.json", "units.csv"}
+        answer = client.get(f"/jobs/{job_id}/results.json")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "job_cancelled")
+        assert client.post(f"/jobs/{job_id}/resume").status_code == 202
+        failed = done(client, job_id)
+        assert (failed["state"], "version" in failed["error"]["message"]) == ("failed", True)
+        assert client.delete(f"/jobs/{job_id}", params={"forget": True}).status_code == 204
 
 
 def test_resuming_what_has_not_ended_changes_nothing(client: httpx.Client) -> None:
