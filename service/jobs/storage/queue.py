@@ -266,10 +266,18 @@ class JobQueue:
         """Show servers of another setup that this one lives, while jobs are unfinished."""
         with self._database.reading() as session:
             self._servers.forget_refused(session)
+            self._forget_other_plans(session)
             if not any_unfinished(session):
                 return
         with self._database.writing() as session:
             self._servers.hold(session, self._lease_s)
+
+    def _forget_other_plans(self, session: Session) -> None:
+        """Leave out jobs that no longer run."""
+        if numbers := list(self._other_plans):
+            running = select(Job.number).where(Job.number.in_(numbers), Job.state == "running")
+            for number in set(numbers) - set(session.scalars(running)):
+                self._other_plans.pop(number, None)
 
     def release(self, leased: Collection[int] = ()) -> None:
         """Give up everything of this process, in an orderly end: its claims do not count."""
