@@ -139,6 +139,8 @@ EVALUATION = [
              (f"{EARLY}::test_lengths_are_complete_beside_the_passes_of_an_evaluator",)),
     Mutation("jobs that were left are never forgotten", "service/jobs", "self._forget_other_plans(session)\n", "pass\n",
              (f"{UNITS}::test_jobs_that_were_left_are_forgotten_at_their_end",)),
+    Mutation("the error of a result is that of a unit", "service/jobs", "\"\" if recorded else job.place(position)",
+             "job.place(position)", (f"{FAILING}::test_a_result_that_fails_is_of_no_unit",)),
     Mutation("a budget cuts windows without a word", "service/evaluation", "    if read < room:\n", "    if False:\n",
              ("tests/service/evaluation/recommend/test_plan.py::test_a_budget_bounds_the_tokens",)),
     Mutation("one window is a reason against a candidate", "service/evaluation", "LEAST_SHARED = 2", "LEAST_SHARED = 1",
