@@ -260,12 +260,8 @@ class JobStore:
 
     def put_policy(self, tenant: str, policy: Policy) -> None:
         """Make ``policy`` that of ``auto`` for ``tenant`` on its model; ``check_policy`` comes before."""
-        try:
-            with self.database.writing() as session:
-                policies.put(session, tenant, policy)
-        except IntegrityError:  # another process stored the first one meanwhile
-            with self.database.writing() as session:
-                policies.put(session, tenant, policy)
+        with self.database.writing() as session:
+            policies.put(session, tenant, policy)
 
     def policy_of(self, tenant: str, fingerprint: str) -> Policy | None:
         """The policy of ``tenant`` for the model with this hash of contents, None without one.
