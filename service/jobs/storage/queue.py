@@ -199,13 +199,14 @@ class JobQueue:
             if job is None or job.state != "running":
                 return Recorded.LOST
             keys = {unit.position: unit.key for unit in finished}
-            mine = new = units.finish(session, number, self._owner, keys)
-            if job.owner == self._owner:
-                new = keys.keys() - units.finished_keys(session, number).keys()
+            owns = job.owner == self._owner  # it plans or completes the job, so no rows are claimed
+            removed = units.finish(session, number, self._owner, keys)
+            new = keys.keys() - units.finished_keys(session, number).keys() if owns else removed
             for unit in finished:
                 if unit.position in new:
                     units.add_finished(session, job, unit)
-            if not (mine or job.owner == self._owner) or units.any_unfinished(session, number):
+            is_ours = owns or bool(removed)
+            if not is_ours or units.any_unfinished(session, number):
                 return Recorded.LEFT
             job.owner, job.lease_until = self._owner, now(session, self._lease_s)
             return Recorded.LAST
