@@ -68,7 +68,7 @@ def partial_result(
     job: EndedEarly, models: ModelRegistry, settings: Settings, outcome: Callable[[str], Outcome | None]
 ) -> EvaluationResult | None:
     """The result of the methods whose units are all finished. None without such methods, or where models, limits or
-    code have changed since: this version may not take the stored request any more.
+    code have changed since. This version may not take the stored request any more.
 
     ``outcome`` gives the outcome at an address.
     """

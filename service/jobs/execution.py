@@ -252,7 +252,7 @@ class Execution:
         return await self._beside(job.finished, position, outcome, seconds)
 
     async def _finished(self, job: ActiveJob, unit: Finished) -> bool:
-        """Put a finished unit on disk; true after the last one of a stage, whose result or next stage is then due."""
+        """Put a finished unit on disk; true after the last one: the next stage or the result is due."""
         recorded = await self._store_call(self._queue.record, job.number, [unit])
         if recorded is Recorded.LOST:
             raise LeaseLost

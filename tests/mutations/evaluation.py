@@ -180,7 +180,7 @@ EVALUATION = [
              "itself = limit is not None and score is reference", "itself = False",
              (f"{SWEEPS}/test_doubt.py::test_the_reference_itself_is_no_doubt",)),
     Mutation("shares are compared by a ratio", "service/evaluation",
-             "by_ratio=limit is not None and not itself and self._is_by_ratio(part, score, reference),",
+             "by_ratio=pair is not None and not itself and is_by_ratio(*pair, same_tokens=same_tokens),",
              "by_ratio=True,",
              (f"{SWEEPS}/test_doubt.py::test_shares_and_other_tokens_are_not_judged_by_a_ratio",)),
     Mutation("shared text counts against the longer document", "service/evaluation",
