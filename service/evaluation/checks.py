@@ -219,8 +219,8 @@ def at_most(param: str, count: int, most: int) -> None:
         raise InvalidEvaluation(param, f"has {count} entries and at most {most} are allowed")
 
 
-def affordable(plan: Plan, settings: Settings, param: str = "lengths") -> Plan:
-    """``plan`` itself. Its units are made only after the check of its cost. ``param`` is the field to make smaller.
+def affordable(plan: Plan, settings: Settings, param: str = "lengths") -> None:
+    """Units are made only after the check of the cost. ``param`` is the field to make smaller.
 
     Raises:
         InvalidEvaluation: for too many tokens or passes, or for a pass that never fits. Repeated units count
@@ -228,7 +228,6 @@ def affordable(plan: Plan, settings: Settings, param: str = "lengths") -> Plan:
     """
     check_cost(plan.cost, settings, param)
     _fits_memory(plan, settings, param)
-    return plan
 
 
 def check_cost(cost: Cost, settings: Settings, param: str = "lengths") -> None:

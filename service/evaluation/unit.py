@@ -143,11 +143,9 @@ class Plan(ABC):
         Without any, it has the methods that are finished at some lengths, and the lengths that these share. None
         without such lengths. The plan of the reduced request may need other units too.
         """
-        kept: dict[str, Any] = {}
-        methods: Collection[Method] = complete_methods(self.units, finished)
-        if not methods:
-            methods, kept["lengths"] = complete_lengths(self.units, finished)
-        kept["methods"] = [method for method in request.methods if method in methods]
+        kept: dict[str, Any] = {"methods": complete_methods(self.units, finished)}
+        if not kept["methods"]:
+            kept["methods"], kept["lengths"] = complete_lengths(self.units, finished)
         return request.reduced(kept) if kept["methods"] else None
 
 

@@ -16,11 +16,12 @@ from service.evaluation.results import EvaluationResult, Part, Partial
 from service.evaluation.setup import setup_of
 from service.evaluation.unit import Outcome, Plan
 from service.jobs.database.opening import Database
-from service.jobs.database.tables import FinishedUnit, Job
+from service.jobs.database.tables import Job
 from service.jobs.planning import planned, replayed, request_of
 from service.jobs.records import ENDED_EARLY, JobState
 from service.jobs.storage import results
 from service.jobs.storage.results import Packed
+from service.jobs.storage.units import finished_keys
 from service.models.registry import ModelRegistry, UnknownModel
 from service.settings import Settings
 
@@ -44,8 +45,7 @@ def read(database: Database, tenant: str, job_id: str, states: Sequence[JobState
         job = session.scalars(query.options(undefer(Job.request))).one_or_none()
         if job is None:
             return None
-        rows = select(FinishedUnit.position, FinishedUnit.key).where(FinishedUnit.job == job.number)
-        finished = dict(session.execute(rows).all())
+        finished = finished_keys(session, job.number)
         if not finished:
             return None
         return EndedEarly(job.number, job.id, tenant, job.request, finished, job.finished_at)
@@ -68,12 +68,12 @@ def partial_result(
     job: EndedEarly, models: ModelRegistry, settings: Settings, outcome: Callable[[str], Outcome | None]
 ) -> EvaluationResult | None:
     """The result of the methods whose units are all finished. None without such methods, or where models, limits or
-    code have changed since.
+    code have changed since. This version may not take the stored request any more.
 
     ``outcome`` gives the outcome at an address.
     """
-    request = request_of(job.request)
     try:
+        request = request_of(job.request)
         whole = planned(request, job.tenant, job.id, models, settings)
         if whole.plan.in_stages:
             whole, _ = replayed(whole, outcome)

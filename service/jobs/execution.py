@@ -182,10 +182,13 @@ class Execution:
 
     async def run(self, job: ActiveJob, claimed: ClaimedUnit, served: ServedModel) -> None:
         """One unit to its end: recorded, claimed still, or the end of its job."""
-        position = claimed.position
+        position, recorded = claimed.position, False
         try:
             found = await self._store_call(self._stored, job, [position]) if claimed.stored else []
-            await self._finished(job, (found or [await self._measured(job, position, served)])[0])
+            is_last = await self._finished(job, (found or [await self._measured(job, position, served)])[0])
+            recorded = True
+            if is_last:
+                await self._complete(job)
         except asyncio.CancelledError:
             if not job.dropped or self._jobs.closed:  # a dropped job's unit ends, a closed runner's worker does too
                 raise
@@ -203,7 +206,7 @@ class Execution:
             else:
                 await self._later(job, claimed, served)
         except Exception as error:
-            await self._fail(job.number, job.id, error, job.place(position))
+            await self._fail(job.number, job.id, error, "" if recorded else job.place(position))
         finally:
             self._forget_progress(job, position)
 
@@ -248,15 +251,14 @@ class Execution:
         job.took(served.name, seconds)
         return await self._beside(job.finished, position, outcome, seconds)
 
-    async def _finished(self, job: ActiveJob, unit: Finished) -> None:
-        """Put a finished unit on disk; after the last one, the result."""
+    async def _finished(self, job: ActiveJob, unit: Finished) -> bool:
+        """Put a finished unit on disk; true after the last one: the next stage or the result is due."""
         recorded = await self._store_call(self._queue.record, job.number, [unit])
         if recorded is Recorded.LOST:
             raise LeaseLost
         self._forget_progress(job, unit.position)
         self._jobs.changed.fire()
-        if recorded is Recorded.LAST:
-            await self._complete(job)
+        return recorded is Recorded.LAST
 
     async def _complete(self, job: ActiveJob) -> None:
         """Outcomes become the next stage or the result; those that are lost or damaged are measured again first."""

@@ -6,8 +6,11 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from patches import Method
+from pydantic import ValidationError
+
+from patches import Method, problems_of
 from service.evaluation.catalogue import EVALUATIONS, plan_of
+from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.request import EvaluationRequest
 from service.evaluation.unit import Outcome, Plan, Unit
 from service.jobs.address import Addresses
@@ -37,8 +40,20 @@ class Planned(NamedTuple):
 
 
 def request_of(body: dict[str, Any]) -> EvaluationRequest:
-    """The request that a job was made of."""
-    return EVALUATIONS[body["evaluation"]].request.model_validate(body)
+    """The request that a job was made of.
+
+    Raises:
+        InvalidEvaluation: for one that another version took, and this one does not.
+    """
+    evaluation = EVALUATIONS.get(body["evaluation"])
+    if evaluation is None:
+        raise InvalidEvaluation("evaluation", f"this version has no {body['evaluation']}, of which the job was made")
+    try:
+        return evaluation.request.model_validate(body)
+    except ValidationError as error:
+        first = problems_of(error.errors())[0]
+        why = f"{first.message}; another version of the server took this request"
+        raise InvalidEvaluation(first.field or "request", why) from error
 
 
 def body_of(request: EvaluationRequest) -> dict[str, Any]:

@@ -16,6 +16,7 @@ UNITS = "tests/service/jobs/test_units.py"
 SERVERS = "tests/service/jobs/test_servers.py"
 STORE = "tests/service/jobs/test_store.py"
 PRUNING = "tests/service/jobs/test_pruning.py"
+EARLY = "tests/service/jobs/test_early.py"
 FAILING = "tests/service/jobs/test_failing.py"
 ADDRESS = "tests/service/jobs/test_address.py"
 
@@ -115,6 +116,31 @@ EVALUATION = [
              ("tests/service/evaluation/test_checks.py::test_a_repeated_document_is_no_second_one",)),
     Mutation("moved positions reach the trained length", "patches",
              "return None if trained is None else self.stretched(trained, geometry)", "return trained", (EXPORTS,)),
+    Mutation("an own encoding that a system cannot express is not measured", "service/evaluation",
+             "if reference < target or index not in at_target]", "if reference < target]",
+             (f"{DECLARED}::test_the_own_encoding_is_the_reference_alone_where_a_system_cannot_express_it",)),
+    Mutation("the reference is a candidate", "service/evaluation", " if subject in self.entrants]", "]",
+             (f"{DECLARED}::test_the_own_encoding_is_the_reference_alone_where_a_system_cannot_express_it",)),
+    Mutation("a request that another version took is an error of the server", "service/jobs",
+             "    except ValidationError as error:\n", "    except ZeroDivisionError as error:\n",
+             (f"{EARLY}::test_a_job_of_another_version_has_no_partial_result",)),
+    Mutation("an evaluation that this version lacks is an error of the server", "service/jobs",
+             "EVALUATIONS.get(body[\"evaluation\"])", "EVALUATIONS[body[\"evaluation\"]]",
+             (f"{EARLY}::test_a_job_of_another_version_has_no_partial_result",)),
+    Mutation("a request that another version took is repeated", "service/jobs", "repeated = False", "repeated = True",
+             (f"{STORE}::TestIdempotency::test_a_request_that_only_another_version_takes_is_another_one",)),
+    Mutation("complete methods are compared with the request's", "service/evaluation",
+             "request.reduced(kept) if kept[\"methods\"] else",
+             "request.reduced(kept) if set(kept[\"methods\"]) & set(request.methods) else",
+             (f"{EARLY}::test_an_encoding_that_repeats_an_answer_is_complete",)),
+    Mutation("the evaluator is a method", "service/evaluation",
+             "return self.measured.reduced(request, {position - passes for position in finished})",
+             "return super().reduced(request, finished)",
+             (f"{EARLY}::test_lengths_are_complete_beside_the_passes_of_an_evaluator",)),
+    Mutation("jobs that were left are never forgotten", "service/jobs", "self._forget_other_plans(session)\n", "pass\n",
+             (f"{UNITS}::test_jobs_that_were_left_are_forgotten_at_their_end",)),
+    Mutation("the error of a result is that of a unit", "service/jobs", "\"\" if recorded else job.place(position)",
+             "job.place(position)", (f"{FAILING}::test_a_result_that_fails_is_of_no_unit",)),
     Mutation("a budget cuts windows without a word", "service/evaluation", "    if read < room:\n", "    if False:\n",
              ("tests/service/evaluation/recommend/test_plan.py::test_a_budget_bounds_the_tokens",)),
     Mutation("one window is a reason against a candidate", "service/evaluation", "LEAST_SHARED = 2", "LEAST_SHARED = 1",
@@ -154,7 +180,7 @@ EVALUATION = [
              "itself = limit is not None and score is reference", "itself = False",
              (f"{SWEEPS}/test_doubt.py::test_the_reference_itself_is_no_doubt",)),
     Mutation("shares are compared by a ratio", "service/evaluation",
-             "by_ratio=limit is not None and not itself and self._is_by_ratio(part, score, reference),",
+             "by_ratio=pair is not None and not itself and is_by_ratio(*pair, same_tokens=same_tokens),",
              "by_ratio=True,",
              (f"{SWEEPS}/test_doubt.py::test_shares_and_other_tokens_are_not_judged_by_a_ratio",)),
     Mutation("shared text counts against the longer document", "service/evaluation",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +69,11 @@ class LongPerplexityPlan(Plan):
             unit(contexts.long, contexts.long_windows(scored, special)),
             unit(contexts.short + contexts.stride, contexts.short_windows(scored, special)),
         )
+
+    def reduced(self, request: Any, finished: Collection[int]) -> Any | None:
+        """As of perplexity: the evaluator's passes are of no method and no length."""
+        passes = 2 * len(self._evaluations)
+        return self.measured.reduced(request, {position - passes for position in finished})
 
     def result(self, outcomes: Sequence[Outcome]) -> LongPerplexityResult:
         passes = 2 * len(self._evaluations)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -96,6 +96,13 @@ class WindowsUnit(Unit):
         return found
 
 
+class Pass(NamedTuple):
+    """One reading of all documents, which answers these ``lengths``: a unit per document."""
+
+    lengths: list[int]
+    units: list[WindowsUnit]
+
+
 @dataclass(frozen=True, eq=False)
 class PerplexityPlan(Plan):
     """``bos`` is the token every window starts with, or with ``rolling`` every document. ``chunk`` is the most tokens
@@ -133,14 +140,14 @@ class PerplexityPlan(Plan):
 
     @cached_property
     def units(self) -> Sequence[Unit]:
-        return [unit for parts in self.passes for _, units in parts for unit in units]
+        return [unit for passes in self.passes for one in passes for unit in one.units]
 
     @cached_property
-    def passes(self) -> list[list[tuple[list[int], list[WindowsUnit]]]]:
-        """Per subject, per pass: the lengths that it answers, and a unit per document."""
+    def passes(self) -> list[list[Pass]]:
+        """Those of each subject."""
         return [
             [
-                (answered, [self._unit(subject, document, length) for document in self._texts])
+                Pass(answered, [self._unit(subject, document, length) for document in self._texts])
                 for length, answered in self._lengths_of_passes(subject)
             ]
             for subject in self.subjects
@@ -207,27 +214,26 @@ class PerplexityPlan(Plan):
             documents=[document.info for document in self.documents],
             skipped=self.skipped,
             methods=[
-                self._method(subject, [(answered, [(u, next(remaining)) for u in units]) for answered, units in passes])
+                self._method(subject, passes, remaining)
                 for subject, passes in zip(self.subjects, self.passes, strict=True)
             ],
         )
 
-    def _method(
-        self, subject: Subject, passes: list[tuple[list[int], list[tuple[WindowsUnit, Outcome]]]]
-    ) -> MethodResult:
+    def _method(self, subject: Subject, passes: list[Pass], remaining: Iterator[Outcome]) -> MethodResult:
         lengths, hashes = [], {}
         longest: list[Scored] = []
-        for answered, measured in passes:
+        for answered, units in passes:
+            measured = [(unit, next(remaining)) for unit in units]
             for length in answered:
                 longest = [s for index, (u, o) in enumerate(measured) for s in u.scored(o, index, length)]
                 lengths.append(length_result(length, longest, len(self.documents)))
-                hashes[length] = measured[0][0].resolved.frequency_hash
+                hashes[length] = units[0].resolved.frequency_hash
         return MethodResult(
             label=subject.label,
             pe=subject.patch.describe(subject.method, self.lengths[-1]),
             frequency_hashes=hashes,
             model=subject.model,
-            passes=sum(len(unit.windows) for _, measured in passes for unit, _ in measured),
+            passes=sum(len(unit.windows) for one in passes for unit in one.units),
             lengths=lengths,
             nll_by_position=position_buckets(longest),
         )

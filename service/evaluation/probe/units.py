@@ -9,11 +9,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from patches import AttentionMass, encode
-from service.engine.padded.room import make_room
+from patches import AttentionMass
 from service.evaluation.documents import Document, token_digest
 from service.evaluation.scoring.chunks import bounded, chunk_length, most_tokens
-from service.evaluation.scoring.token_scores import token_scores
+from service.evaluation.scoring.token_scores import Reading, token_scores
 from service.evaluation.unit import Outcome, Unit
 
 
@@ -66,24 +65,14 @@ class AttentionUnit(Unit):
     def _prefill(self, mass: AttentionMass, slot: int) -> Generator[int, None, None]:
         """Chunks as in scoring, but every key stays in the cache. Wherever it yields, others' forwards may run: only
         its own are observed."""
-        patch, model, device = self.subject.patch, self.subject.patch.model, self.subject.patch.model.device
-        chunk = chunk_length(self.chunk, patch)
-        ids = torch.tensor(self.token_ids, device=device)
-        cache = None
-        start = stop = 0
-        while (start := stop) < self.length:
+        patch = self.subject.patch
+        reading, chunk = Reading(patch, slot, self.length), chunk_length(self.chunk, patch)
+        ids = torch.tensor(self.token_ids, device=patch.model.device)
+        while (start := reading.length) < self.length:
             most = bounded(patch, chunk, start) if patch.returns_cache else self.length
-            stop = min(start + most, self.length)
-            position_ids = encode(torch.arange(start, stop, device=device), slot)[None]
-            with torch.no_grad(), patch.observing(mass.observe):
-                output = model(
-                    input_ids=ids[None, start:stop], position_ids=position_ids, past_key_values=cache, use_cache=True
-                )
-            cache = getattr(output, "past_key_values", None)
-            del output
-            if not start:
-                patch.ranks.apply(make_room, cache, self.length)
-            yield stop - start
+            with patch.observing(mass.observe):
+                reading.logits(ids[start : start + most], evict=False)
+            yield reading.length - start
 
 
 class RepeatedSegment(NamedTuple):

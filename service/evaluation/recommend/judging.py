@@ -262,6 +262,8 @@ class Judge:
             return "recommended"
         if not self._may_be_chosen(index):
             return "windowed"
+        if index == 0 and not self._rounds[0]:
+            return "reference"
         if index not in self._last_round:
             return "dropped"
         if index in self._tied:

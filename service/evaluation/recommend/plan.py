@@ -47,7 +47,8 @@ class Reading(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class RecommendPlan(Plan):
     """``subjects`` begin with the checkpoint's own encoding, which may end before the target length, as tables do.
-    ``proposed``: the candidates are the methods' own. ``cautions`` end the words of the answer."""
+    ``entrants`` are those of the first round, by index. ``proposed``: the candidates are the methods' own.
+    ``cautions`` end the words of the answer."""
 
     in_stages: ClassVar[bool] = True
     parts_are: ClassVar[Part] = "rounds"
@@ -56,6 +57,7 @@ class RecommendPlan(Plan):
     fingerprint: str
     trained_length: int
     subjects: tuple[Subject, ...]
+    entrants: frozenset[int]
     proposed: bool
     documents: list[Document]
     skipped: list[DocumentInfo]
@@ -108,11 +110,15 @@ class RecommendPlan(Plan):
         judge = self._judge(outcomes)
         if done < len(self.schedule.entrants):
             begin, stop = self.schedule.read[done - 1], self.schedule.read[done]
-            entrants = [reading.subject for reading in self.stages[-1] if reading.length == self.schedule.target]
-            kept = judge.best(dict.fromkeys(entrants), self.schedule.entrants[done])
+            kept = judge.best(self._candidates(self.stages[-1]), self.schedule.entrants[done])
             stage = [Reading(subject, self.schedule.target, begin, stop) for subject in kept]
             return replace(self, stages=(*self.stages, tuple(stage)))
         return self._with_shorter(judge)
+
+    def _candidates(self, stage: Sequence[Reading]) -> list[int]:
+        """The subjects that compete in a round: the reference may read as many tokens, and does not."""
+        at_target = [reading.subject for reading in stage if reading.length == self.schedule.target]
+        return [subject for subject in dict.fromkeys(at_target) if subject in self.entrants]
 
     def _with_shorter(self, judge: Judge) -> Plan:
         """The finalists at each shorter length, in the form that their methods propose there."""
@@ -138,7 +144,7 @@ class RecommendPlan(Plan):
         found: dict[tuple[int, int], list[Outcome]] = {}
         rounds = [0] * len(self.subjects)
         for stage in self.stages[: len(self.schedule.entrants)]:
-            for subject in {reading.subject for reading in stage if reading.length == self.schedule.target}:
+            for subject in self._candidates(stage):
                 rounds[subject] += 1
         for reading in (reading for stage in self.stages for reading in stage):
             several = found.setdefault((reading.subject, reading.length), [])
@@ -197,17 +203,18 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
     target, reference = lengths[-1], min(served.trained_length, lengths[-1])
     layout = Layout.within(reference)
     subjects = candidates_of(request, served, models, settings, reference, target)
-    at_target, trained = _entrants(request, subjects, target)
+    at_target, within = _entrants(request, subjects, target, reference)
     room = target - layout.repeated - special
     places = places_of(documents, room, layout.tail, request.windows, request.seed)
     shorter = tuple(length for length in lengths if served.trained_length < length < target)
-    every = Schedule(len(at_target), len(places.windows), target, reference, shorter, request.rounds, len(trained))
+    every = Schedule(len(at_target), len(places.windows), target, reference, shorter, request.rounds, len(within))
     schedule = every.within(request.budget)
     plan = RecommendPlan(
         model=served.name,
         fingerprint=served.contents,
         trained_length=served.trained_length,
         subjects=tuple(subjects),
+        entrants=frozenset(at_target),
         proposed=not request.names_candidates,
         documents=documents,
         skipped=skipped,
@@ -220,7 +227,7 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
         seed=request.seed,
         bos=bos,
         chunk=settings.score_chunk,
-        stages=(_first_round(schedule, at_target, trained),),
+        stages=(_first_round(schedule, at_target, within),),
         cautions=(
             *out_of_reach(target, served),
             *_fewer(request.windows, every.windows, schedule.windows),
@@ -231,12 +238,16 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
     return plan
 
 
-def _entrants(request: RecommendRequest, subjects: Sequence[Subject], target: int) -> tuple[list[int], list[int]]:
-    """The subjects at the target length, and those within the trained length: positions of these are all trained."""
+def _entrants(
+    request: RecommendRequest, subjects: Sequence[Subject], target: int, reference: int
+) -> tuple[list[int], list[int]]:
+    """The candidates at the target length, then the other subjects at the reference length: its positions are all
+    trained. The own encoding is measured there, also if a system cannot express it."""
     at_target = [index for index, subject in enumerate(subjects) if index or reads(subject, target, request.target)]
     if not at_target:
         raise InvalidEvaluation(request.longest_field, f"no encoding of this model reads {target} tokens")
-    return at_target, [index for index, subject in enumerate(subjects) if index == 0 or subject.method == UNSCALED]
+    trained = [index for index, subject in enumerate(subjects) if index == 0 or subject.method == UNSCALED]
+    return at_target, [index for index in trained if reference < target or index not in at_target]
 
 
 def _lengths(
@@ -270,10 +281,9 @@ def _fewer(asked: int, room: int, read: int) -> Iterator[str]:
         yield f"The budget allows {read} of {room} windows: a larger one compares encodings better."
 
 
-def _first_round(schedule: Schedule, at_target: Sequence[int], trained: Sequence[int]) -> tuple[Reading, ...]:
-    """The subjects ``trained`` at the reference length, then those ``at_target``."""
-    every = [Reading(subject, schedule.target, 0, schedule.read[0]) for subject in at_target]
-    if schedule.reference == schedule.target:
-        return tuple(every)
-    within = [Reading(subject, schedule.reference, 0, schedule.windows) for subject in trained]
-    return (*within, *every)
+def _first_round(schedule: Schedule, at_target: Sequence[int], within: Sequence[int]) -> tuple[Reading, ...]:
+    """The subjects ``within`` the trained length, then those ``at_target``."""
+    return (
+        *(Reading(subject, schedule.reference, 0, schedule.windows) for subject in within),
+        *(Reading(subject, schedule.target, 0, schedule.read[0]) for subject in at_target),
+    )

@@ -35,7 +35,7 @@ OTHERS = (
 FEWER = "Candidates that left early read fewer windows: only their loss above the best, over shared windows, compares."
 """For readers of a table with such candidates."""
 
-Verdict = Literal["recommended", "tied", "unsure", "worse", "dropped", "windowed"]
+Verdict = Literal["recommended", "tied", "unsure", "worse", "dropped", "windowed", "reference"]
 
 RecallShown = Literal["yes", "no", "unsure"]
 
@@ -73,7 +73,8 @@ class RecommendMethod(MethodInResult):
 
     ``verdict`` is about the target length. A ``tied`` one is no worse than the recommended one as far as its windows
     show. An ``unsure`` one is worse by more than the tolerance on average, and windows do not separate it from the
-    best. A ``windowed`` one cannot be recommended beside others, because recall could not be measured.
+    best. A ``windowed`` one cannot be recommended beside others, because recall could not be measured. The own
+    encoding is the ``reference`` alone where it ends before that length, or ``target`` cannot express it there.
     """
 
     request: dict[str, Any] = Field(description="The encoding as a request has it.")

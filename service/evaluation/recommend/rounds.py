@@ -23,7 +23,7 @@ AT_SHORTER = FINALISTS + 2
 @dataclass(frozen=True)
 class Schedule:
     """``candidates`` at the ``target`` length, ``windows`` in the last round; then the lengths ``shorter``, and first
-    ``at_reference`` candidates at the ``reference`` length (tokens). ``stages`` of None are all."""
+    ``at_reference`` encodings at the ``reference`` length (tokens). ``stages`` of None are all."""
 
     candidates: int
     windows: int
@@ -63,7 +63,7 @@ class Schedule:
         if stage < len(self.entrants):
             new = self.read[stage] - (self.read[stage - 1] if stage else 0)
             passes = self.entrants[stage] * new
-            reference = 0 if stage or self.reference == self.target else self.at_reference * self.windows
+            reference = 0 if stage else self.at_reference * self.windows
             return Cost(passes * self.target + reference * self.reference, passes + reference, passes + reference)
         if stage == len(self.entrants):
             passes = min(AT_SHORTER, self.candidates) * self.at_shorter

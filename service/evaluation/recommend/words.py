@@ -98,7 +98,7 @@ def _or_cheaper(methods: Sequence[RecommendMethod], chosen: RecommendMethod, ans
     """The encoding of a policy at the target, if it costs less and is good enough."""
     used = next(method for method in methods if method.label == answer.ranges[-1].label)
     enough = any(at.good_enough for at in used.lengths if at.length == schedule.target)
-    if not enough or weight_of(used.cost) >= weight_of(chosen.cost):
+    if not enough or used.verdict == "reference" or weight_of(used.cost) >= weight_of(chosen.cost):
         return ""
     return f", or {used.label}, which costs less and is within the tolerance"
 
@@ -115,7 +115,8 @@ def _evidence(
         cannot = "" if answer.target is None else f", or {answer.target} cannot express it there"
         yield f"The model's own encoding ends before that length{cannot}."
     elif chosen is not methods[0]:
-        yield f"The model's own encoding has {_numbers(own[schedule.target], recall)} there."
+        cannot = f", but {answer.target} cannot express it" if methods[0].verdict == "reference" else ""
+        yield f"The model's own encoding has {_numbers(own[schedule.target], recall)} there{cannot}."
     if schedule.reference != schedule.target:
         within = _numbers(own[schedule.reference], recall)
         yield f"Within {schedule.reference:,} trained tokens, the model itself has {within}."
@@ -143,7 +144,8 @@ def _evidence(
 
 def _is_alone(methods: Sequence[RecommendMethod], schedule: Schedule) -> bool:
     """True if one candidate alone was measured at the target."""
-    return sum(at.length == schedule.target for method in methods for at in method.lengths) == 1
+    measured = [method for method in methods for at in method.lengths if at.length == schedule.target]
+    return sum(method.verdict != "reference" for method in measured) == 1
 
 
 def _ahead(methods: Sequence[RecommendMethod], answer: Answer, schedule: Schedule) -> float:

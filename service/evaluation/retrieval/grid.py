@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from service.evaluation.checks import InvalidEvaluation, at_most, check_cost, server_takes
 from service.evaluation.cost import Cost
 from service.evaluation.documents import BUILT_IN, Document, doubling_lengths
 from service.evaluation.retrieval.haystack import Haystack
 from service.evaluation.retrieval.prompts import Draft, PromptTokenizer, Sample
-from service.evaluation.retrieval.results import SampleResult
-from service.evaluation.retrieval.scores import sample_result
+from service.evaluation.retrieval.results import LengthScore, SampleResult
+from service.evaluation.retrieval.scores import averages, sample_result
 from service.evaluation.retrieval.unit import RetrievalUnit
 from service.evaluation.unit import Outcome, Plan, Subject, Unit
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
+
+Name = TypeVar("Name")
 
 DEFAULT_REACH = 4
 """Default lengths stop at this many times the trained length: a grid has many prompts at each."""
@@ -72,6 +74,19 @@ class PromptsPlan(Plan):
             }
             for _ in self.subjects
         ]
+
+    def cells(
+        self, by_length: dict[int, list[SampleResult]], names: Sequence[Name], each: int
+    ) -> Iterator[tuple[Name, dict[str, Any]]]:
+        """A depth or task, and fields of its score: ``each`` samples at every length."""
+        for length, results in by_length.items():
+            for index, name in enumerate(names):
+                group = results[index * each : (index + 1) * each]
+                yield name, {**dict(averages(group)), "length": length, "outputs": group}
+
+    def lengths_of(self, by_length: dict[int, list[SampleResult]]) -> list[LengthScore]:
+        """Scores over all prompts of each length."""
+        return [LengthScore(**dict(averages(results)), length=length) for length, results in by_length.items()]
 
     def in_every_result(self) -> dict[str, Any]:
         """Fields that all these results have."""

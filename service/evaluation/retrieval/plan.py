@@ -30,12 +30,11 @@ from service.evaluation.retrieval.request import DepthRequest, NeedleRequest, Pa
 from service.evaluation.retrieval.results import (
     DepthMethod,
     DepthScore,
-    LengthScore,
     NeedleResult,
     PasskeyResult,
     SampleResult,
 )
-from service.evaluation.retrieval.scores import averages, first_integer, recall
+from service.evaluation.retrieval.scores import first_integer, recall
 from service.evaluation.unit import Outcome, Subject
 from service.models.registry import ModelRegistry
 from service.settings import Settings
@@ -72,20 +71,12 @@ class DepthPlan(PromptsPlan):
         return NeedleResult(**fields, expected=request.expected)
 
     def _method(self, subject: Subject, by_length: dict[int, list[SampleResult]]) -> DepthMethod:
-        each = self.request.samples
-        cells = [
-            DepthScore(
-                **dict(averages(group)),
-                length=length,
-                depth=depth,
-                outputs=group,
-            )
-            for length, results in by_length.items()
-            for index, depth in enumerate(self.depths)
-            for group in [results[index * each : (index + 1) * each]]
-        ]
-        lengths = [LengthScore(**dict(averages(results)), length=length) for length, results in by_length.items()]
-        return DepthMethod(**self.method(subject), cells=cells, lengths=lengths)
+        cells = self.cells(by_length, self.depths, self.request.samples)
+        return DepthMethod(
+            **self.method(subject),
+            cells=[DepthScore(depth=depth, **fields) for depth, fields in cells],
+            lengths=self.lengths_of(by_length),
+        )
 
 
 def passkey_drafts(request: PasskeyRequest, haystack: Haystack, *, published: bool) -> list[Draft]:

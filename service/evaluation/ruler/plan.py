@@ -17,7 +17,7 @@ from service.evaluation.retrieval.grid import (
 )
 from service.evaluation.retrieval.prompts import PromptTokenizer
 from service.evaluation.retrieval.results import LengthScore, SampleResult
-from service.evaluation.retrieval.scores import averages, recall
+from service.evaluation.retrieval.scores import recall
 from service.evaluation.ruler.niah import needs_documents
 from service.evaluation.ruler.request import RulerRequest
 from service.evaluation.ruler.results import RulerMethod, RulerResult, TaskName, TaskScore
@@ -48,14 +48,9 @@ class RulerPlan(PromptsPlan):
         )
 
     def _method(self, subject: Subject, by_length: dict[int, list[SampleResult]]) -> RulerMethod:
-        each = self.request.samples
-        tasks = [
-            TaskScore(**dict(averages(group)), length=length, task=task, outputs=group)
-            for length, results in by_length.items()
-            for index, task in enumerate(self.tasks)
-            for group in [results[index * each : (index + 1) * each]]
-        ]
-        lengths = [LengthScore(**dict(averages(results)), length=length) for length, results in by_length.items()]
+        cells = self.cells(by_length, self.tasks, self.request.samples)
+        tasks = [TaskScore(task=task, **fields) for task, fields in cells]
+        lengths = self.lengths_of(by_length)
         effective = effective_length(lengths, self.request.threshold)
         return RulerMethod(**self.method(subject), tasks=tasks, lengths=lengths, effective_length=effective)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from statistics import fmean
 
 from service.evaluation.formatting import listed, probability
@@ -38,13 +39,14 @@ class Judge:
         self._mean_ranks = [fmean(at.rank for at in of_method) for of_method in self._judgements_of]
         self._order = sorted(range(len(subjects)), key=lambda method: (self._mean_ranks[method], method))
 
+    @cached_property
     def methods(self) -> list[SweepMethod]:
         """In the order in which they were asked for."""
         return [self._method(index) for index in range(len(self._subjects))]
 
     def answer(self) -> Answer:
         """The best, the cheapest adequate, and the sentence that says so."""
-        methods = self.methods()
+        methods = self.methods
         if all(at.value is None for method in methods for at in method.judgements):
             return _nothing(f"At {self._target:,} tokens nothing could be measured.")
         best = self._order[0]
@@ -104,7 +106,7 @@ class Judge:
 
     def _judgements(self, part: int) -> list[Judgement]:
         """Of one part, one per method."""
-        scores = self._scores[part]
+        scores, same_tokens = self._scores[part], self._same_tokens[part]
         at_target = [by_length.get(self._target) for by_length in scores.by_method]
         reference = scores.by_method[self._reference].get(self._within)
         factor = 1 + self._tolerance if scores.lower_is_better else max(0.0, 1 - self._tolerance)
@@ -113,6 +115,7 @@ class Judge:
         judged = []
         for score in at_target:
             itself = limit is not None and score is reference
+            pair = (score, reference) if score and reference and limit is not None else None
             worse = sum(
                 1 for other in at_target if other is not None and (score is None or _better(other, score, scores))
             )
@@ -125,24 +128,13 @@ class Judge:
                     reference=reference.value if reference else None,
                     limit=limit,
                     adequate=_within_limit(score.value, limit, scores) if score and limit is not None else None,
-                    sure=itself or (limit is not None and self._is_sure(part, score, reference, factor)),
-                    by_ratio=limit is not None and not itself and self._is_by_ratio(part, score, reference),
+                    sure=itself or (pair is not None and are_apart(*pair, factor, same_tokens=same_tokens)),
+                    by_ratio=pair is not None and not itself and is_by_ratio(*pair, same_tokens=same_tokens),
                     is_reference=itself,
                     rank=worse + 1,
                 )
             )
         return judged
-
-    def _is_sure(self, part: int, score: Score | None, reference: Score | None, factor: float) -> bool:
-        """True if 95 % intervals separate the score from ``factor`` times the reference, paired where they can be."""
-        if score is None or reference is None:
-            return False
-        return are_apart(score, reference, factor, same_tokens=self._same_tokens[part])
-
-    def _is_by_ratio(self, part: int, score: Score | None, reference: Score | None) -> bool:
-        if score is None or reference is None:
-            return False
-        return is_by_ratio(score, reference, same_tokens=self._same_tokens[part])
 
     def _confidence(self, best: int, other: int) -> float | None:
         first = self._scores[0]
@@ -197,7 +189,7 @@ class Judge:
         """No value is within the limit; some methods may be."""
         unsure = [
             method.label
-            for method in self.methods()
+            for method in self.methods
             if not method.sure and any(at.limit is not None and at.interval and not at.sure for at in method.judgements)
         ]
         if not unsure:
@@ -208,7 +200,7 @@ class Judge:
         """Words for the windowed methods that are cheaper than the ``chosen`` one, and good enough by perplexity."""
         cheaper = any(
             method.adequate and weight_of(method.cost) < weight_of(chosen.cost) and self._may_forget(index)
-            for index, method in enumerate(self.methods())
+            for index, method in enumerate(self.methods)
         )
         return "without a window " if cheaper and not chosen.windowed else ""
 
@@ -218,7 +210,7 @@ class Judge:
             return ""
         measured = any(not scores.lower_is_better for scores in self._scores)
         more = ", and the model itself recalls nothing." if measured else ": add passkey or ruler."
-        windowed = [method.label for method in self.methods() if method.windowed]
+        windowed = [method.label for method in self.methods if method.windowed]
         if windowed:
             return f" Perplexity does not show that {' and '.join(windowed)} cannot recall{more}"
         return f" Perplexity alone says little about recall{more}"

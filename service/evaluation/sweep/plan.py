@@ -57,7 +57,7 @@ class SweepPlan(Plan):
             target_length=self.target,
             tolerance=self.tolerance,
             answer=judge.answer(),
-            methods=judge.methods(),
+            methods=judge.methods,
             evaluations=results,
         )
 

@@ -7,15 +7,15 @@ from datetime import UTC, datetime
 from sqlalchemy.orm import Session
 
 from service.jobs.database.tables import StoredPolicy
+from service.jobs.storage.outcomes import inserted
 from service.policy.policy import Policy, parse_policy
 
 
 def put(session: Session, tenant: str, policy: Policy) -> None:
     """Store ``policy`` in place of the tenant's last one for the same model."""
-    fields = policy.model_dump(mode="json")
-    session.merge(
-        StoredPolicy(tenant=tenant, fingerprint=policy.fingerprint, created_at=datetime.now(UTC), policy=fields)
-    )
+    values = {"tenant": tenant, "fingerprint": policy.fingerprint, "created_at": datetime.now(UTC)}
+    values["policy"] = policy.model_dump(mode="json")
+    session.execute(inserted(session, StoredPolicy, values, replaces=True))
 
 
 def get(session: Session, tenant: str, fingerprint: str) -> Policy | None:

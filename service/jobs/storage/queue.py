@@ -199,13 +199,14 @@ class JobQueue:
             if job is None or job.state != "running":
                 return Recorded.LOST
             keys = {unit.position: unit.key for unit in finished}
-            mine = new = units.finish(session, number, self._owner, keys)
-            if job.owner == self._owner:
-                new = keys.keys() - units.finished_keys(session, number).keys()
+            owns = job.owner == self._owner  # it plans or completes the job, so no rows are claimed
+            removed = units.finish(session, number, self._owner, keys)
+            new = keys.keys() - units.finished_keys(session, number).keys() if owns else removed
             for unit in finished:
                 if unit.position in new:
                     units.add_finished(session, job, unit)
-            if not (mine or job.owner == self._owner) or units.any_unfinished(session, number):
+            is_ours = owns or bool(removed)
+            if not is_ours or units.any_unfinished(session, number):
                 return Recorded.LEFT
             job.owner, job.lease_until = self._owner, now(session, self._lease_s)
             return Recorded.LAST
@@ -266,10 +267,18 @@ class JobQueue:
         """Show servers of another setup that this one lives, while jobs are unfinished."""
         with self._database.reading() as session:
             self._servers.forget_refused(session)
+            self._forget_other_plans(session)
             if not any_unfinished(session):
                 return
         with self._database.writing() as session:
             self._servers.hold(session, self._lease_s)
+
+    def _forget_other_plans(self, session: Session) -> None:
+        """Leave out jobs that no longer run."""
+        if numbers := list(self._other_plans):
+            running = select(Job.number).where(Job.number.in_(numbers), Job.state == "running")
+            for number in set(numbers) - set(session.scalars(running)):
+                self._other_plans.pop(number, None)
 
     def release(self, leased: Collection[int] = ()) -> None:
         """Give up everything of this process, in an orderly end: its claims do not count."""

@@ -17,7 +17,7 @@ from service.jobs.address import setup_of
 from service.jobs.database.tables import Job, Server
 from service.jobs.records import UNFINISHED
 from service.jobs.storage.abandoned import is_gone
-from service.jobs.storage.outcomes import changed
+from service.jobs.storage.outcomes import inserted
 from service.jobs.storage.units import now
 
 ACCEPTED_S = 30.0
@@ -64,13 +64,13 @@ class Servers:
     def hold(self, session: Session, lease_s: float) -> None:
         """Renew the row of this server."""
         values = {
+            "owner": self._owner,
             "versions": self._versions,
             "only_own": self._only_own,
             "refused": sorted(self.refused),
             "lease_until": now(session, lease_s),
         }
-        if not changed(session.execute(update(Server).where(Server.owner == self._owner).values(values))):
-            session.add(Server(owner=self._owner, **values))
+        session.execute(inserted(session, Server, values, replaces=True))
 
     def forget_refused(self, session: Session) -> None:
         """Leave out refused jobs that no longer wait."""

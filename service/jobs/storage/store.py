@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service import context
+from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.request import EvaluationRequest
 from service.jobs.database.opening import CONNECTIONS, Database
 from service.jobs.database.tables import FinishedUnit, Job, StoredResult, written
@@ -115,7 +116,11 @@ class JobStore:
             job = session.scalars(query).one_or_none()
             if job is None:
                 return None
-            if not is_repeat(request, request_of(job.request)):
+            try:
+                repeated = is_repeat(request, request_of(job.request))
+            except InvalidEvaluation:  # this version takes ``request``, and not that one
+                repeated = False
+            if not repeated:
                 raise IdempotencyMismatch(idempotency_key)
             return self._info(session, job, job.request)
 
@@ -255,12 +260,8 @@ class JobStore:
 
     def put_policy(self, tenant: str, policy: Policy) -> None:
         """Make ``policy`` that of ``auto`` for ``tenant`` on its model; ``check_policy`` comes before."""
-        try:
-            with self.database.writing() as session:
-                policies.put(session, tenant, policy)
-        except IntegrityError:  # another process stored the first one meanwhile
-            with self.database.writing() as session:
-                policies.put(session, tenant, policy)
+        with self.database.writing() as session:
+            policies.put(session, tenant, policy)
 
     def policy_of(self, tenant: str, fingerprint: str) -> Policy | None:
         """The policy of ``tenant`` for the model with this hash of contents, None without one.

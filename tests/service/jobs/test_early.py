@@ -12,13 +12,16 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import Request
+from sqlalchemy import update
 
 from service.api.jobs import partial
 from service.api.jobs.lookup import stored_job
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.cost import Cost
+from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.unit import Plan
 from service.jobs import early
+from service.jobs.database.tables import Job
 from service.jobs.early import lacking
 from service.jobs.planning import body_of
 from service.jobs.records import AtWork
@@ -43,6 +46,8 @@ LONG: dict[str, Any] = {
     "reuse": False,
 }
 """Three units of a hundred windows and more."""
+
+TWO = [TEXT[:3000], TEXT[3000:6000]]
 
 STAGED = [{"method": "yarn", "factor": factor} for factor in (1.0, 1.5, 2.0, 2.5, 3.0)]
 """Candidates of a recommendation in several rounds."""
@@ -151,6 +156,25 @@ def test_a_cancelled_job_goes_on_where_it_was(client: httpx.Client) -> None:
     assert len({row["method"] for row in rows}) == 3, "the partial file is not given out again"
     refused = client.post(f"/jobs/{job_id}/resume")
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "job_done")
+
+
+@pytest.mark.parametrize("changed", [{"newer": 1}, {"evaluation": "newer"}])
+def test_a_job_of_another_version_has_no_partial_result(checkpoints: Path, changed: dict[str, Any]) -> None:
+    """After a rollback, each look at the job, and its end, was a 500."""
+    stored = body_of(PerplexityRequest.model_validate(LONG)) | changed
+    with serving(checkpoints) as (url, app), httpx.Client(base_url=url, timeout=60) as client:
+        job_id = submitted(client)
+        wait_for(lambda: job(client, job_id)["units_done"] >= 1, 60)
+        with app.state.jobs.database.writing() as session:
+            session.execute(update(Job).where(Job.id == job_id).values(request=stored))
+        assert client.delete(f"/jobs/{job_id}").json()["state"] == "cancelled"
+        assert job(client, job_id)["links"].keys() == {"events", "units.json", "units.csv"}
+        answer = client.get(f"/jobs/{job_id}/results.json")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "job_cancelled")
+        assert client.post(f"/jobs/{job_id}/resume").status_code == 202
+        failed = done(client, job_id)
+        assert (failed["state"], "version" in failed["error"]["message"]) == ("failed", True)
+        assert client.delete(f"/jobs/{job_id}", params={"forget": True}).status_code == 204
 
 
 def test_resuming_what_has_not_ended_changes_nothing(client: httpx.Client) -> None:
@@ -275,6 +299,31 @@ def test_lengths_are_complete_where_no_method_is(planning: Any) -> None:
     both, of_both = planning(fields | {"methods": [{"method": "dynamic", "factor": n} for n in (2.0, 4.0)]})
     assert of_both.reduced(both, {0, 1, 2, 3, 8, 9}).lengths == [96], "the lengths of both"
     assert of_both.reduced(both, {0, 1, 8, 9}) is None
+
+
+def test_an_encoding_that_repeats_an_answer_is_complete(planning: Any, models: ModelRegistry) -> None:
+    """The units have it without the numbers that follow, which were compared. It had no partial result."""
+    for methods, finished, kept in (("yarn:4", {0, 1, 2, 3}, None), ("dynamic:2", {0, 1}, [64])):
+        echo = models.default.patch.describe(methods, 96)
+        request, plan = planning(body(methods=[echo, "default"], lengths=[64, 96], protocol="disjoint", input=TWO))
+        assert request.methods[0].follows
+        reduced = plan.reduced(request, finished)
+        assert ([method.method for method in reduced.methods], reduced.lengths) == ([echo["method"]], kept or [64, 96])
+        _, part = planning(body_of(reduced))
+        assert [unit.resolved for unit in part.units] == [plan.units[at].resolved for at in sorted(finished)]
+
+
+@pytest.mark.parametrize("evaluator", ["default", "dynamic:2"])
+def test_lengths_are_complete_beside_the_passes_of_an_evaluator(planning: Any, evaluator: str) -> None:
+    """Its passes counted as a method with other lengths."""
+    fields = {"evaluation": "long_perplexity", "input": TEXT, "protocol": "tail", "lengths": [64, 96]}
+    request, plan = planning(fields | {"methods": ["dynamic:2"], "evaluator": {"pe": evaluator}})
+    assert [unit.length for unit in plan.units] == [64, 20, 64, 96]
+    for finished, lengths in (({0, 1, 2}, [64]), ({0, 1, 3}, [96]), ({2}, [64])):
+        assert plan.reduced(request, finished).lengths == lengths
+    assert plan.reduced(request, {0, 1}) is None
+    _, part = planning(body_of(plan.reduced(request, {0, 1, 2})))
+    assert [unit.length for unit in part.units] == [64, 20, 64]
 
 
 def test_a_sweep_keeps_whole_evaluations_or_the_first_ones_methods(planning: Any) -> None:

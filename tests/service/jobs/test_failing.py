@@ -9,7 +9,7 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import pytest
@@ -19,7 +19,9 @@ from structlog.testing import CapturingLogger
 from patches import SlotsExhausted
 from service.api.errors import as_api_error
 from service.engine.failures import EngineFailed
-from service.evaluation.perplexity.plan import WindowsUnit
+from service.errors import ApiError
+from service.evaluation.perplexity.plan import PerplexityPlan, WindowsUnit
+from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.unit import Outcome
 from service.jobs.database.calls import StoreCalls
 from service.jobs.database.tables import StoredOutcome, StoredResult, UnfinishedUnit
@@ -71,6 +73,22 @@ async def test_units_that_fail(
     assert bench.models.default.engine.patch.slots.in_use() == 0
     if state == "done":
         assert set(Counter(unit.number for unit in bench.store.done_units(job_id)).values()) == {1}
+
+
+@only_sqlite
+async def test_a_result_that_fails_is_of_no_unit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error had the label of the unit that ended last."""
+
+    def failing(_: PerplexityPlan, __: Sequence[Outcome]) -> PerplexityResult:
+        raise ApiError(500, "a defect")
+
+    monkeypatch.setattr(PerplexityPlan, "result", failing)
+    async with bench.running() as runner:
+        job_id = bench.add()
+        runner.notify()
+        (job,) = await bench.ended(job_id)
+    assert job.error is not None
+    assert (job.state, job.error.message, job.units_done) == ("failed", "a defect", 6)
 
 
 @only_sqlite

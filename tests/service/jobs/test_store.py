@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, event, insert, select, text
+from sqlalchemy import delete, event, insert, select, text, update
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.perplexity.request import PerplexityRequest
@@ -48,6 +48,14 @@ class TestIdempotency:
         add(store, key="a")
         with pytest.raises(IdempotencyMismatch, match="'a' was used for another request"):
             add(store, key="a", lengths=[32])
+
+    def test_a_request_that_only_another_version_takes_is_another_one(self, store: JobStore) -> None:
+        job = add(store, key="a")
+        with store.database.writing() as session:
+            request = job.request | {"newer": 1}
+            session.execute(update(Job).where(Job.id == job.id).values(request=request))
+        with pytest.raises(IdempotencyMismatch):
+            add(store, key="a")
 
     def test_how_a_request_is_written_makes_no_difference(self, store: JobStore) -> None:
         first = add(store, key="a", methods=[{"method": "default"}])

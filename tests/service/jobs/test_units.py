@@ -204,6 +204,18 @@ def test_a_plan_that_nobody_uses_any_more_is_replaced(store: JobStore) -> None:
     assert taken(other, number) == [0, 1]
 
 
+def test_jobs_that_were_left_are_forgotten_at_their_end(store: JobStore) -> None:
+    """Each stayed in every look for work, until the statement had more values than a database takes."""
+    at_work, other = servers(store, 2)
+    job, number = planned(store, at_work)
+    other.leave(number, PLAN)
+    other.hold()
+    assert other._other_plans == {number: PLAN}
+    store.cancel("anna", job.id)
+    other.hold()
+    assert other._other_plans == {}
+
+
 def test_a_new_plan_of_a_job_that_was_left_is_joined(store: JobStore) -> None:
     """As after an update of several servers in turn: the job begins again on one, and the others help."""
     gone, first, second = servers(store, 3)

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,16 @@ from tests.service.evaluation.prompting import registry
 from tests.service.evaluation.recommend.made_up import answered, planned, ranges_of
 
 
-def declaring_yarn(checkpoint: Path, folder: Path) -> Iterator[ModelRegistry]:
+def declaring(checkpoint: Path, folder: Path, **fields: Any) -> Iterator[ModelRegistry]:
     shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
-    scaling = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-    config |= {"rope_parameters": scaling, "max_position_embeddings": 256}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 256} | fields))
     yield from registry(folder)
+
+
+def declaring_yarn(checkpoint: Path, folder: Path) -> Iterator[ModelRegistry]:
+    scaling = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+    yield from declaring(checkpoint, folder, rope_parameters=scaling)
 
 
 @pytest.mark.parametrize("best", ["linear(factor=1)", "rerope(base=linear:1)", "rerope"])
@@ -53,3 +57,28 @@ def test_plain_rope_serves_short_requests_if_a_declared_scaling_surely_costs_qua
             assert ranges_of(result)[-1]["up_to"] == length
         better, _ = answered(plan, made_up | {"linear(factor=1) 64": (1.5, 0.8)}, (2.5, 0.8))
         assert better.answer.keeps_quality is (length == 64), "a scaling that costs quality is no measure"
+
+
+@pytest.mark.parametrize("loss", [1.5, 3.0])
+def test_the_own_encoding_is_the_reference_alone_where_a_system_cannot_express_it(
+    checkpoints: Path, tmp_path: Path, loss: float
+) -> None:
+    """As of Qwen2.5-1M for llama.cpp. It was not measured within the trained length, and the judge missed it."""
+    chunks = {"chunk_size": 40, "local_size": 8, "original_max_position_embeddings": 64}
+    methods = [{"method": "linear", "factor": factor} for factor in (1.0, 2.0, 3.0, 4.0)]
+    made_up = {"others": (3.0, 0.0), "linear(factor=1)": (2.0, 0.0)}
+    for models in declaring(checkpoints / "tiny", tmp_path, dual_chunk_attention_config=chunks):
+        plan = planned(models, length=64, target="llama.cpp", methods=methods)
+        result, last = answered(plan, made_up, (loss, 0.0))
+        own, best = result.methods[:2]
+        assert (own.label, own.verdict, own.rounds) == ("default", "reference", 0)
+        assert (best.verdict, best.rounds, result.answer.label) == ("recommended", 2, best.label)
+        assert own.lengths[0].windows == 16, "as many as the finalists"
+        assert own.lengths[0].difference == pytest.approx(loss - 2)
+        assert result.answer.keeps_quality is (loss > 2)
+        assert "default" not in [avoided.label for avoided in result.answer.avoid]
+        words = result.words()
+        assert words[0] == "For 64 tokens use linear(factor=1)."
+        assert words[2].startswith("The model's own encoding has perplexity ")
+        assert words[2].endswith(" there, but llama.cpp cannot express it.")
+        assert last.cost.tokens == sum(unit.tokens for unit in last.units) <= plan.cost.tokens

@@ -35,8 +35,8 @@ def test_the_best_and_the_cheapest_that_is_good_enough(models: ModelRegistry) ->
     assert answer.cheapest_adequate == "yarn(factor=4)", "one attention instead of two"
     assert answer.confidence == 1.0
     assert answer.cheapest_is_sure
-    assert [method.adequate for method in judge.methods()] == [False, True, True, False]
-    assert [method.rank for method in judge.methods()] == [4, 1, 2, 3]
+    assert [method.adequate for method in judge.methods] == [False, True, True, False]
+    assert [method.rank for method in judge.methods] == [4, 1, 2, 3]
     assert "streaming cannot recall" in answer.words
 
 
@@ -50,25 +50,25 @@ def test_no_method_need_be_good_enough(models: ModelRegistry) -> None:
 def test_several_evaluations_have_to_agree(models: ModelRegistry) -> None:
     good, bad = [[10, 90], [10, 10.2], [11, 10.9], [10, 10.1]], [[10, 90], [10, 10.2], [11, 20], [10, 30]]
     judge = judged(models, good, bad)
-    assert [method.adequate for method in judge.methods()] == [False, True, False, False]
+    assert [method.adequate for method in judge.methods] == [False, True, False, False]
     assert judge.answer().best == "self_extend", "first and second by rank beats first and last"
 
 
 def test_the_tolerance_is_the_requests(models: ModelRegistry) -> None:
     curve = [[10, 90], [10, 14], [11, 16], [10, 99]]
-    assert [m.adequate for m in judged(models, curve, tolerance=0.5).methods()] == [False, True, False, False]
-    assert [m.adequate for m in judged(models, curve, tolerance=0.7).methods()] == [False, True, True, False]
+    assert [m.adequate for m in judged(models, curve, tolerance=0.5).methods] == [False, True, False, False]
+    assert [m.adequate for m in judged(models, curve, tolerance=0.7).methods] == [False, True, True, False]
 
 
 def test_costs_are_of_the_encoding(models: ModelRegistry) -> None:
-    costs = [method.cost for method in judged(models, [[1.5, 2]] * 4).methods()]
+    costs = [method.cost for method in judged(models, [[1.5, 2]] * 4).methods]
     assert [cost.attentions for cost in costs] == [1, 2, 1, 2]
     assert [cost.rotated_when_read for cost in costs] == [False, True, False, False]
 
 
 def test_equally_good_methods_share_their_rank_and_are_all_named(models: ModelRegistry) -> None:
     judge = shares(models, [[1, 1], [1, 1], [1, 0.5], [1, 1]])
-    assert [method.rank for method in judge.methods()] == [1, 1, 4, 1]
+    assert [method.rank for method in judge.methods] == [1, 1, 4, 1]
     answer = judge.answer()
     assert answer.words.startswith(
         "At 256 tokens default, self_extend and streaming are equally good, and default is the cheapest that is good"
@@ -79,7 +79,7 @@ def test_equally_good_methods_share_their_rank_and_are_all_named(models: ModelRe
 def test_methods_that_differ_by_rounding_share_their_rank(models: ModelRegistry) -> None:
     """Self-Extend within its window has the numbers of plain rotation, by another order of operations."""
     judge = judged(models, [[8, 9], [8, 9 * (1 + 1e-7)], [8, 9.001], [8, 12]])
-    assert [method.rank for method in judge.methods()] == [1, 1, 3, 4]
+    assert [method.rank for method in judge.methods] == [1, 1, 3, 4]
     answer = judge.answer()
     assert answer.words.startswith("At 256 tokens default and self_extend are equally good")
     assert answer.confidence == 0.5
@@ -107,7 +107,7 @@ def test_nothing_found_by_anyone_is_no_victory(models: ModelRegistry) -> None:
 
 def test_a_reference_that_finds_nothing_is_no_limit(models: ModelRegistry) -> None:
     judge = shares(models, [[0, 0], [0.5, 0.5], [0, 0.1], [0, 0]])
-    answer, methods = judge.answer(), judge.methods()
+    answer, methods = judge.answer(), judge.methods
     assert (answer.best, answer.cheapest_adequate) == ("self_extend", None)
     assert answer.words == (
         "At 256 tokens self_extend is best; nothing was found by the model itself at 64 tokens, so there is nothing to "

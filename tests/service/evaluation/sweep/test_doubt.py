@@ -11,7 +11,7 @@ from tests.service.evaluation.sweep.made_up import METHODS, judged, result, shar
 
 
 def test_an_interval_across_the_limit_is_not_sure(models: ModelRegistry) -> None:
-    methods = judged(models, [[10, 90], [10, 10.2], [11, 10.9], [10, 20]], half=0.05).methods()
+    methods = judged(models, [[10, 90], [10, 10.2], [11, 10.9], [10, 20]], half=0.05).methods
     assert [method.sure for method in methods] == [True, True, False, True]
 
 
@@ -35,11 +35,11 @@ def test_what_is_hard_for_both_is_no_doubt(models: ModelRegistry) -> None:
     for method in wide.methods:
         for at in method.lengths:
             at.interval = Interval(low=at.perplexity / 3, high=at.perplexity * 3, kind="documents")
-    methods = Judge(subjects, [wide], 0, 64, 256, 0.1).methods()
+    methods = Judge(subjects, [wide], 0, 64, 256, 0.1).methods
     assert [method.adequate for method in methods] == [False, True, False, True]
     assert all(method.sure for method in methods)
     assert all(method.judgements[0].by_ratio for method in methods)
-    assert not judged(models, curve, half=0.02).methods()[3].sure, "10.9 is 0.9 % below the limit of 11"
+    assert not judged(models, curve, half=0.02).methods[3].sure, "10.9 is 0.9 % below the limit of 11"
 
 
 def test_other_tokens_leave_the_doubt_about_the_reference_too(models: ModelRegistry) -> None:
@@ -47,15 +47,15 @@ def test_other_tokens_leave_the_doubt_about_the_reference_too(models: ModelRegis
     subjects = [Subject(parse(fields), models.default.patch, "tiny") for fields in METHODS]
     made = result(subjects, [[10, 90], [10, 10.3], [10, 10.2], [10, 11.7]], 0.05)
     made.protocol = "curve"
-    methods = Judge(subjects, [made], 0, 64, 256, 0.1).methods()
+    methods = Judge(subjects, [made], 0, 64, 256, 0.1).methods
     assert [method.sure for method in methods] == [True, False, True, False]
     for method in made.methods:
         method.lengths[0].interval = None
-    assert {method.sure for method in Judge(subjects, [made], 0, 64, 256, 0.1).methods()} == {False}
+    assert {method.sure for method in Judge(subjects, [made], 0, 64, 256, 0.1).methods} == {False}
 
 
 def test_shares_and_other_tokens_are_not_judged_by_a_ratio(models: ModelRegistry) -> None:
-    judged_by_share = shares(models, [[1, 1]] * 4).methods()
+    judged_by_share = shares(models, [[1, 1]] * 4).methods
     assert not any(at.by_ratio for method in judged_by_share for at in method.judgements if at.measure != "perplexity")
     subjects = [Subject(parse(fields), models.default.patch, "tiny") for fields in METHODS]
     found = result(subjects, [[10, 90], [10, 10.2], [11, 10.9], [10, 11.5]], 0.0)
@@ -65,7 +65,7 @@ def test_shares_and_other_tokens_are_not_judged_by_a_ratio(models: ModelRegistry
             for at in method.lengths:
                 at.interval = Interval(low=1, high=100, kind="quarters")
                 at.groups = [(at.nll_mean * 64, 64)] * 8
-        of_method = [method.judgements[0] for method in Judge(subjects, [found], 0, 64, 256, 0.1).methods()]
+        of_method = [method.judgements[0] for method in Judge(subjects, [found], 0, 64, 256, 0.1).methods]
         assert [at.by_ratio for at in of_method] == [by_ratio] * 4
 
 
@@ -78,7 +78,7 @@ def test_the_reference_itself_is_no_doubt(models: ModelRegistry) -> None:
             at.interval, at.groups = None, []
     for within, sure in ((256, True), (64, False)):
         judge = Judge(subjects, [few], 0, within, 256, 0.0)
-        own, *others = judge.methods()
+        own, *others = judge.methods
         assert (own.is_reference, own.sure, own.judgements[0].by_ratio) == (sure, sure, False)
         assert not any(method.is_reference or method.sure for method in others)
     alone = Judge(subjects[:1], [result(subjects[:1], [[10, 90]], 0.0)], 0, 256, 256, 0.0).answer()
@@ -87,5 +87,5 @@ def test_the_reference_itself_is_no_doubt(models: ModelRegistry) -> None:
 
 
 def test_one_evaluation_that_is_sure_of_a_failure_is_enough(models: ModelRegistry) -> None:
-    sure = [method.sure for method in shares(models, [[1, 1]] * 4, [[1, 1], [1, 0], [1, 1], [1, 0.9]]).methods()]
+    sure = [method.sure for method in shares(models, [[1, 1]] * 4, [[1, 1], [1, 0], [1, 1], [1, 0.9]]).methods]
     assert sure == [False, True, False, False], "an interval around 1 reaches below 0.9, that of 0 does not reach it"
