@@ -1,8 +1,9 @@
 // How far does it read? A text, a target length, a curve that grows, recall beside it, and a verdict.
 import { useEffect, useState } from "preact/hooks";
 import { type ApiError, asApiError, byField, isAbort } from "../api";
-import { CopyLink, count, Field, focusWrong, Input, ModelChoice, numberOf, Problem, seconds, Select } from "../controls";
+import { CopyLink, count, Field, focusWrong, Input, numberOf, Problem, seconds, Select } from "../controls";
 import { JobView } from "../jobs/JobView";
+import { ForModel, ModelChoice } from "../model";
 import type { Method, Model } from "../types";
 import { useSettings } from "../view";
 import { answered, bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, stretched, timed, TITLES, usualTarget, usualWindows, windowsProblem } from "./bodies";
@@ -19,18 +20,29 @@ const TEXTS: [string, string][] = [
   [OWN, "A text of yours"],
 ];
 
+const AT_FIRST = {
+  model: "",
+  text: "persuasion",
+  own: "",
+  target: "",
+  windows: "",
+  jobs: [] as string[],
+  detached: [] as string[],
+};
+
 export function Reach({ models }: { models: Model[]; methods: Method[] }) {
-  const [settings, change] = useSettings(TAB, {
-    model: "",
-    text: "persuasion",
-    own: "",
-    target: "",
-    windows: "",
-    methods: stretched(models[0]!).join(" "),
-    jobs: [] as string[],
-    detached: [] as string[],
-  });
-  const model = models.find((one) => one.id === settings.model) ?? models[0]!;
+  const [settings, change] = useSettings(TAB, { ...AT_FIRST, methods: stretched(models[0]!).join(" ") });
+  return (
+    <ForModel models={models} id={settings.model} set={(id) => change({ model: id })}>
+      {(model) => <Measuring models={models} model={model} settings={settings} change={change} />}
+    </ForModel>
+  );
+}
+
+type Settings = typeof AT_FIRST & { methods: string };
+type Props = { models: Model[]; model: Model; settings: Settings; change: (change: Partial<Settings>) => void };
+
+function Measuring({ models, model, settings, change }: Props) {
   const methods = settings.methods.split(/\s+/).filter(Boolean);
   const input = settings.text === OWN ? settings.own : settings.text;
   const target = numberOf(settings.target);
