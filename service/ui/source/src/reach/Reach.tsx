@@ -5,6 +5,7 @@ import { CopyLink, count, Field, focusWrong, Input, numberOf, Problem, seconds, 
 import { JobView } from "../jobs/JobView";
 import { ForModel, ModelChoice } from "../model";
 import type { Method, Model } from "../types";
+import { TARGETS } from "../use/snippets";
 import { useSettings } from "../view";
 import { answered, bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, stretched, timed, TITLES, usualTarget, usualWindows, windowsProblem } from "./bodies";
 import { forgetKey, isPending, keyOf } from "./pending";
@@ -26,9 +27,11 @@ const AT_FIRST = {
   own: "",
   target: "",
   windows: "",
+  system: "",
   jobs: [] as string[],
   detached: [] as string[],
 };
+const SYSTEMS: [string, string][] = [["", "this server"], ...TARGETS.map((name): [string, string] => [name, name])];
 
 export function Reach({ models }: { models: Model[]; methods: Method[] }) {
   const [settings, change] = useSettings(TAB, { ...AT_FIRST, methods: stretched(models[0]!).join(" ") });
@@ -50,11 +53,11 @@ function Measuring({ models, model, settings, change }: Props) {
   const length = target ?? usualTarget(model);
   const problem = problemOf(length);
   const unfit = problem ? undefined : windowsProblem(windows, Number(length));
-  const wanted = problem || unfit ? [] : bodies(model, methods, Number(length), input, windows as number | undefined);
+  const wanted = problem || unfit ? [] : bodies(model, methods, { length: Number(length), input, system: settings.system, windows: windows as number | undefined });
   const { size, counting, left, error, time, again } = useSize(model, wanted);
   const { failure, starting, start } = useStart(wanted, (jobs) => change({ jobs, detached: [] }));
   const shown = failure ?? error;
-  const errors = shown ? byField(shown, ["methods", "lengths", "length", "input", "model"]) : null;
+  const errors = shown ? byField(shown, ["methods", "lengths", "length", "input", "model", "target"]) : null;
   const targetError = problem ?? errors?.get("lengths") ?? errors?.get("length");
   /** A refused field would be refused again, after the jobs before it have begun. */
   const isWrong = problem !== undefined || unfit !== undefined || (!failure && errors !== null && [...errors.keys()].some(Boolean));
@@ -77,6 +80,8 @@ function Measuring({ models, model, settings, change }: Props) {
             error={targetError?.replace(/^\d+: /, "")} />
           <Input label="Windows of the text" number value={settings.windows} placeholder={count(usualWindows(Number(length)))}
             hint="More tell near encodings apart" set={(windows) => change({ windows })} error={unfit} />
+          <Select label="Recommend for" value={settings.system} set={(system) => change({ system })} options={SYSTEMS}
+            hint="Only encodings that it has" error={errors?.get("target")} />
           <ModelChoice models={models} value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")} />
         </div>
         {settings.text === OWN && <Own text={settings.own} error={errors?.get("input")} set={(own) => change({ own })} />}
