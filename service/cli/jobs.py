@@ -18,7 +18,7 @@ from service.cli.shared.commands import Commands
 from service.cli.shared.files import check_files, check_page, refuse_several, save
 from service.cli.shared.following import MOST_LISTED, finding_again, finish
 from service.cli.shared.measuring import AsCsv, AsJson, show, show_early
-from service.cli.shared.terminal import new_table, print_table, printable, stderr, stdout
+from service.cli.shared.terminal import keep_words, new_table, print_table, printable, stderr, stdout
 from service.jobs.records import JobState
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 3
 """Encodings of a job in a listing."""
+
+PROPOSED = "proposed by the methods"
+"""Encodings of a recommendation that names none; all other evaluations measure the model's own."""
 
 jobs = Commands(help="Jobs of a server: list, show, follow, cancel, resume, results, forget.", no_args_is_help=True)
 
@@ -83,14 +86,17 @@ def list_jobs(
         waits = f", waits for {', '.join(missing)}" if missing else ""
         encodings, stands = Text(printable(_encodings(job))), Text(job.state + waits, style=_style(job))
         table.add_row(job.id[:12], job.evaluation, encodings, stands, units, created)
+    keep_words(table, "encodings")
     print_table(table)
     if len(found) > limit:
         stderr.print(f"there are more than these {limit}: --limit shows them", markup=False, soft_wrap=True)
 
 
 def _encodings(job: JobInfo) -> str:
-    """The encodings that a job was asked for, the first ones in short."""
-    asked = job.request.get("methods") or []
+    """The encodings that a job measures, the first ones in short."""
+    asked = job.request.get("methods")
+    if asked is None:
+        return PROPOSED if job.evaluation == "recommend" else "default"
     more = len(asked) - MOST_SHOWN
     return ", ".join(map(_label, asked[:MOST_SHOWN])) + (f" and {more} more" if more > 0 else "")
 

@@ -14,6 +14,11 @@ ALLOWED = "tests/service/openai/structure/test_allowed_tools.py"
 RATES = "tests/service/api/test_rates.py"
 
 API = [
+    Mutation("a listing has no encodings of a job that names none", "service/cli",
+             'PROPOSED if job.evaluation == "recommend" else "default"', '""',
+             ("tests/service/cli/test_jobs.py::test_the_list_has_the_encodings_of_jobs_that_name_none",)),
+    Mutation("a listing breaks encodings", "service/cli", '    keep_words(table, "encodings")\n', "",
+             ("tests/service/cli/test_jobs.py::test_encodings_stay_whole_at_80_columns",)),
     Mutation("a second value replaces the first", "service/cli", "if times > 1 and not option.multiple",
              "if False and not option.multiple", ("tests/service/cli/test_commands.py",)),
     Mutation("the main module is swapped by several", "service/sharing", "    with _main_module:", "    if True:",

@@ -47,7 +47,7 @@ def print_table(table: Table) -> None:
     The caption has the width of the terminal: rich folds it at the table's, which may be a few words.
     """
     first, *others = table.columns
-    widths = [_width(first), *(_width(column) if column.no_wrap else LEAST_WIDTH for column in others)]
+    widths = [_width(first), *(_least(column) for column in others)]
     first.no_wrap = sum(widths) + BETWEEN * len(widths) <= stdout.width
     caption, table.caption = table.caption, None
     stdout.print(table)
@@ -55,10 +55,35 @@ def print_table(table: Table) -> None:
         stdout.print(caption if isinstance(caption, Text) else Text(str(caption)), style="table.caption")
 
 
+def keep_words(table: Table, header: str) -> None:
+    """Give a column the room that the others leave. If that breaks a word, the others fold between words.
+
+    rich would give it less, and break words.
+    """
+    column = next(column for column in table.columns if column.header == header)
+    others = [other for other in table.columns if other is not column]
+    free = stdout.width - BETWEEN * len(table.columns)
+    left = free - sum(map(_width, others))
+    most = free - sum(_measured(other).minimum for other in others)
+    word, whole = _measured(column)
+    column.width = min(whole, max(left, min(word, most), LEAST_WIDTH))
+
+
+def _least(column: Column) -> int:
+    """Characters that a column takes folded."""
+    return column.width or (_width(column) if column.no_wrap else LEAST_WIDTH)
+
+
 def _width(column: Column) -> int:
     """Characters that a column takes unfolded."""
-    cells = (column.header, *column.cells)
-    return max(Measurement.get(stdout, stdout.options.update(width=1 << 16), cell).maximum for cell in cells)
+    return _measured(column).maximum
+
+
+def _measured(column: Column) -> Measurement:
+    """Characters of a column's longest word, and of its longest line."""
+    options = stdout.options.update(width=1 << 16)
+    found = [Measurement.get(stdout, options, cell) for cell in (column.header, *column.cells)]
+    return Measurement(max(one.minimum for one in found), max(one.maximum for one in found))
 
 
 def status(message: str) -> Status:

@@ -19,6 +19,7 @@ import typer
 
 from service.cli.shared import progress
 from service.cli.shared.following import finding_again
+from service.cli.shared.terminal import stdout
 from service.client import JobInfo, Ropeway, UnitDone
 from tests.conftest import ROOT
 from tests.forks.parent import SERVERS
@@ -100,6 +101,31 @@ def test_the_list_has_the_encodings_of_long_documents_too(server: str, client: R
     assert job.id[:12] in shown.stdout
     assert "default, yarn(factor=4)" in shown.stdout
     assert "and 2 more" in shown.stdout
+
+
+def listed(server: str, job: JobInfo) -> str:
+    """The table of the newest job, which it ends."""
+    shown = ropeway("jobs", "list", "--limit", "1", "--server", server)
+    with Ropeway(server) as client:
+        client.cancel(job.id)
+    assert job.id[:12] in shown.stdout
+    return shown.stdout
+
+
+def test_the_list_has_the_encodings_of_jobs_that_name_none(server: str, client: Ropeway) -> None:
+    fields = {"input": TEXT[:2000], "max_tokens": 128}
+    assert "default" in listed(server, client.submit("perplexity", lengths=[64], **fields))
+    assert "proposed" in listed(server, client.submit("recommend", length=64, windows=2, **fields))
+
+
+def test_encodings_stay_whole_at_80_columns(server: str, client: Ropeway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stdout, "_width", 80)
+    fields = {"input": TEXT[:2000], "lengths": [64], "max_tokens": 128}
+    methods = ["linear:16", "self_extend:group_size=4"]
+    shown = listed(server, client.submit("perplexity", methods=methods, **fields))
+    assert "linear(factor=16)," in shown
+    assert re.search(r"\d{4}-\d\d-\d\d", shown)
+    assert all(len(line) <= 80 for line in shown.splitlines())
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from patches import METHODS
 from patches.registry import QUESTIONS
+from patches.shorthand import LISTED_BY
 from service.api.encodings.figures import MOST
 from tests.conftest import ROOT
 from tests.service.serving import wait_for
@@ -74,6 +75,27 @@ def test_a_method_that_the_model_refuses_shows_why(small: tuple[str, FastAPI], v
     method.select_option("linear")
     expect(page.locator(".figures h3").nth(2)).to_contain_text("linear")
     expect(page.locator(".stale")).to_have_count(0)
+
+
+def test_an_unknown_method_leads_to_the_list_of_the_page(small: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{small[0]}/ui/#generate?pe[]=zzzz")
+    page.get_by_role("button", name="Generate").click()
+    expect(page.get_by_label("Encoding 1", exact=True)).to_have_accessible_description(re.compile("see Encodings$"))
+    page.locator(".error").get_by_role("link", name="Encodings").click()
+    expect(page).to_have_url(re.compile("#encodings.*method=yarn"))  # written once the part listens to the address
+    page.goto(f"{small[0]}/ui/#encodings?method=zzzz")
+    method = page.get_by_role("combobox", name="Method", exact=True)
+    expect(method).to_have_accessible_description(re.compile("unknown method 'zzzz'.*: choose one of this list$"))
+    expect(method).to_have_value("zzzz")
+    page.reload()
+    expect(page.get_by_text("The figures come once the error is mended.")).to_be_visible()
+    method.select_option("linear")
+    expect(page.locator(".figures h3").nth(2)).to_contain_text("linear")
+
+
+def test_the_words_for_the_list_of_methods_are_the_servers() -> None:
+    source = (ROOT / "service/ui/source/src/controls.tsx").read_text()
+    assert re.findall(r'LISTED_BY = "(.*)";', source) == [LISTED_BY]
 
 
 def test_two_methods_over_each_other(small: tuple[str, FastAPI], visits: Visits) -> None:

@@ -210,7 +210,7 @@ def test_a_refusal_keeps_the_answers(tiny: tuple[str, FastAPI], visits: Visits) 
     expect(page.get_by_label("Temperature")).to_have_accessible_description(re.compile("a number, not '0,7'"))
     assert texts(page) == before
     shown = page.get_by_role("region", name="Answers")
-    expect(shown).to_have_class("stale")
+    expect(shown.get_by_role("status").first).to_have_text("These answers are of other settings: temperature 0")
     page.get_by_label("Temperature").fill("0")
     page.get_by_role("button", name="Generate").click()
     expect(shown).to_have_class("")
@@ -221,6 +221,72 @@ def test_a_refusal_keeps_the_answers(tiny: tuple[str, FastAPI], visits: Visits) 
     page.reload()
     all_done(page, 4)
     assert texts(page) == before
+
+
+def test_answers_of_other_settings_say_so(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{tiny[0]}/ui/#generate?prompt=The+import&pe[]=yarn:4&pe[]=default&max_new_tokens=3")
+    page.get_by_role("button", name="Generate").click()
+    all_done(page, 2)
+    shown = page.get_by_role("region", name="Answers")
+    expect(shown).to_have_class("")
+    page.goto(f"{tiny[0]}/ui/#generate?prompt=Once+upon+a+time&pe[]=self_extend&max_new_tokens=3&seed=7")
+    note = page.get_by_text("These answers are of other settings: ")
+    expect(note).to_contain_text("prompt “The import”; encodings yarn:4 default; seed not set")
+    expect(shown).to_have_class("stale")
+    page.get_by_role("button", name="Generate").click()
+    all_done(page, 1)
+    expect(note).to_have_count(0)
+    page.get_by_label("Prompt", exact=True).press_sequentially("!")
+    expect(note).to_contain_text("prompt “Once upon a time”")
+    page.get_by_label("Prompt", exact=True).press("Backspace")
+    expect(note).to_have_count(0)
+
+
+def test_more_than_four_encodings_of_a_link_are_refused(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{tiny[0]}/ui/#generate?" + "&".join(f"pe[]=yarn:{factor}" for factor in range(2, 8)))
+    fifth = page.get_by_label("Encoding 5", exact=True)
+    expect(fifth).to_have_accessible_description("At most four side by side: remove this one or another.")
+    page.get_by_role("button", name="Generate").click()
+    expect(fifth).to_be_focused()
+    expect(answers(page)).to_have_count(0)
+    for _ in range(2):
+        page.get_by_role("button", name="Remove encoding 1").click()
+    page.get_by_role("button", name="Generate").click()
+    all_done(page, 4)
+
+
+def test_an_error_goes_once_its_field_is_corrected(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(tiny[0])
+    temperature, seed = page.get_by_label("Temperature"), page.get_by_label("Seed")
+    temperature.fill("0,7")
+    page.get_by_role("button", name="Generate").click()
+    expect(temperature).to_have_accessible_description(re.compile("a number, not '0,7'"))
+    temperature.fill("0.7")
+    expect(temperature).to_have_accessible_description("0 takes the most likely token")
+    expect(temperature).to_have_attribute("aria-invalid", "false")
+    seed.fill("99999999999999999999")
+    page.get_by_role("button", name="Generate").click()
+    expect(seed).to_be_focused()
+
+
+def test_a_model_that_is_not_served_has_no_substitute(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    names = [model["id"] for model in httpx.get(f"{tiny[0]}/models").json()["models"]]
+    page = visits.open(f"{tiny[0]}/blank")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
+    model = page.get_by_role("combobox", name="Model").locator("visible=true")
+    for part in ("generate", "encodings", "reach", "use"):
+        page.goto(f"{tiny[0]}/ui/#{part}?model=gone")
+        expect(model).to_have_value("gone")
+        expect(model).to_have_accessible_description(f"gone is not served here: choose {' or '.join(names)}")
+    page.wait_for_timeout(600)  # the parts ask once their controls rest
+    assert asked == []
+    page.goto(f"{tiny[0]}/ui/#generate?model=gone&pe[]=default")
+    model.select_option(names[1])
+    page.get_by_role("button", name="Generate").click()
+    all_done(page, 1)
+    page.get_by_text("Encoding in effect").first.click()
+    expect(answers(page).first.get_by_role("row", name="model")).to_contain_text(names[1])
 
 
 def test_a_reload_and_a_link_bring_everything_back(tiny: tuple[str, FastAPI], visits: Visits) -> None:

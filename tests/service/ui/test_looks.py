@@ -123,6 +123,23 @@ def serious(page: playwright.Page) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_what_is_of_other_settings_is_readable(theme: str, finished: str, visits: Visits, axe: str) -> None:
+    page = visits.open(f"{finished}/ui/#generate?max_new_tokens=12&temperature=1.2", viewport=WIDE)
+    page.get_by_label("Theme").select_option(theme)
+    page.get_by_role("button", name="Generate").click()
+    expect(page.locator(".answer[data-state=done]")).to_have_count(4)
+    page.get_by_label("Prompt", exact=True).fill("Another prompt")
+    expect(page.locator(".stale .answer").first).to_have_css("border-style", "dashed")
+    page.evaluate(axe)
+    assert serious(page) == []
+    page.get_by_role("link", name="Encodings").click()
+    expect(page.locator(".figures .main-svg").last).to_be_visible()
+    page.get_by_role("textbox", name="factor", exact=True).fill("0.5")
+    expect(page.locator(".stale .figures")).to_have_css("outline-style", "dashed")
+    assert serious(page) == []
+
+
 def test_an_open_page_asks_nothing(finished: str, visits: Visits) -> None:
     page = visits.open(f"{finished}/ui/")
     asked: list[str] = []

@@ -71,6 +71,7 @@ def test_a_sweep_outlives_a_reload_and_ends_with_a_verdict(demo: tuple[str, Fast
     assert len(refused) <= 6, "two for each job, however many units it has"
     asked = {job["evaluation"]: job["request"] for job in httpx.get(f"{url}/jobs").json()["jobs"]}
     assert asked["recommend"]["windows"] == 3
+    assert "target" not in asked["recommend"]
     assert asked["perplexity"]["max_tokens"] == 3 * 384
     verdict = page.get_by_role("region", name="Recommendation")
     expect(verdict.locator(".words p").first).to_have_text(re.compile(r"^For 384 tokens (use self_extend|keep)"))
@@ -223,6 +224,22 @@ def test_a_reload_while_jobs_start_finds_each_once(demo: tuple[str, FastAPI], vi
     assert len(jobs) == 3
     assert jobs[-1]["id"] == made[0]
     assert page.evaluate("sessionStorage.getItem('ropeway.starting')") is None, "the next start has another key"
+    forget(url)
+
+
+def test_a_recommendation_for_another_system(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = demo
+    page = visits.open(f"{url}/ui/#reach?system=mainframe")
+    prepared(page, 384)
+    system = page.get_by_label("Recommend for")
+    expect(system).to_have_value("mainframe")
+    expect(system).to_have_accessible_description(re.compile("unknown target 'mainframe'"))
+    system.select_option("vllm")
+    expect(page.get_by_text(re.compile(r"tokens in at most \d+ units"))).to_be_visible()
+    page.get_by_role("button", name="Measure").click()
+    expect(page.locator(".job")).to_have_count(3)
+    asked = {job["evaluation"]: job["request"].get("target") for job in httpx.get(f"{url}/jobs").json()["jobs"]}
+    assert asked == {"perplexity": None, "passkey": None, "recommend": "vllm"}
     forget(url)
 
 

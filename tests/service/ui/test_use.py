@@ -230,6 +230,15 @@ def test_older_jobs_are_renewed_and_forgotten(tiny: tuple[str, FastAPI], visits:
     expect(job.get_by_role("alert")).to_contain_text("The server answered 500")
 
 
+def test_a_job_without_methods_has_the_default_ones(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{tiny[0]}/blank")
+    found = [{**listed(number, "done"), "request": {}} for number in (2, 1)]
+    found[1]["evaluation"] = "recommend"
+    page.route("**/jobs?*", lambda route: route.fulfill(json={"jobs": found}))
+    page.goto(f"{tiny[0]}/ui/#jobs")
+    expect(page.locator("td.encodings")).to_have_text(["default", "proposed by the methods"])
+
+
 def test_a_link_to_a_job_is_no_path(tiny: tuple[str, FastAPI], visits: Visits) -> None:
     page = visits.open(f"{tiny[0]}/ui/#jobs?job=../models")
     expect(page.get_by_role("alert")).to_contain_text("no such job: ../models")

@@ -1,11 +1,12 @@
 // Controls with their labels, and errors in words below the control that caused them.
-import type { ComponentChildren } from "preact";
+import { type ComponentChildren, Fragment } from "preact";
 import { useId, useState } from "preact/hooks";
 import { Prose } from "./prose";
-import type { Model } from "./types";
 import { isWithoutText } from "./view";
 
 const SAID_MS = 3000;
+/** The words of the server's errors for its list of methods; a test compares. */
+export const LISTED_BY = "GET /methods or `ropeway methods`";
 
 type Described = { id: string; "aria-describedby"?: string; "aria-invalid"?: boolean };
 
@@ -25,8 +26,19 @@ export function Field(props: {
       <label for={id}>{props.label}</label>
       {props.children(control)}
       {props.hint && <p class="hint" id={`${id}-hint`}>{typeof props.hint === "string" ? <Prose text={props.hint} /> : props.hint}</p>}
-      {props.error && <p class="error" id={`${id}-error`}><Prose text={props.error} /></p>}
+      {props.error && <p class="error" id={`${id}-error`}><Refused text={props.error} /></p>}
     </div>
+  );
+}
+
+/** An error in words. The page has its own list of methods. */
+function Refused({ text }: { text: string }) {
+  return (
+    <>
+      {text.split(LISTED_BY).map((part, index) => (
+        <Fragment key={index}>{index > 0 && <a href="#encodings">Encodings</a>}<Prose text={part} /></Fragment>
+      ))}
+    </>
   );
 }
 
@@ -61,6 +73,7 @@ export function Input(props: {
   );
 }
 
+/** A value that is none of the options, as links may have, is shown as one more. */
 export function Select(props: {
   label: string;
   value: string;
@@ -69,23 +82,17 @@ export function Select(props: {
   hint?: ComponentChildren;
   error?: string | undefined;
 }) {
+  const isOther = props.options.every(([value]) => value !== props.value);
   return (
     <Field label={props.label} hint={props.hint} error={props.error}>
       {(control) => (
         <select {...control} value={props.value} onChange={(event) => props.set(event.currentTarget.value)}>
+          {isOther && <option>{props.value}</option>}
           {props.options.map(([value, text]) => <option value={value} key={value}>{text}</option>)}
         </select>
       )}
     </Field>
   );
-}
-
-/** The model of a part of the page: a choice, or the name of the only one. */
-export function ModelChoice(props: { models: Model[]; value: string; set: (id: string) => void; error: string | undefined }) {
-  const { models, value, set, error } = props;
-  if (models.length > 1)
-    return <Select label="Model" value={value} set={set} error={error} options={models.map((one) => [one.id, one.id])} />;
-  return <Field label="Model" error={error}>{(control) => <input {...control} value={value} readOnly />}</Field>;
 }
 
 /** A button that copies, and says so. */

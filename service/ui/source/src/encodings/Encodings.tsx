@@ -1,9 +1,10 @@
 // A picker of encodings: questions, families, parameters, and live figures of the loaded model beside them.
 import { useEffect, useState } from "preact/hooks";
 import { type ApiError, asApiError, byField, isAbort, json } from "../api";
-import { Copy, CopyLink, count, Field, Input, ModelChoice, numberOf, Problem } from "../controls";
+import { Copy, CopyLink, count, Field, Input, LISTED_BY, numberOf, Problem } from "../controls";
 import { Figures, type Pictures } from "../figures";
 import { TAB as GENERATE } from "../generate/Generate";
+import { ForModel, ModelChoice } from "../model";
 import { Prose } from "../prose";
 import type { Method, Model, Pe } from "../types";
 import { linkTo, useSettings } from "../view";
@@ -14,17 +15,29 @@ export const TAB = "encodings";
 
 type Drawn = Pictures & { trained_length: number; length: number; encodings: { label: string; model: string; pe: Pe }[] };
 
+const AT_FIRST = {
+  model: "",
+  question: "",
+  method: "yarn",
+  parameters: ["factor=4"],
+  other: "",
+  otherParameters: [] as string[],
+  length: "",
+};
+
 export function Encodings({ models, methods }: { models: Model[]; methods: Method[] }) {
-  const [settings, change] = useSettings(TAB, {
-    model: "",
-    question: "",
-    method: "yarn",
-    parameters: ["factor=4"],
-    other: "",
-    otherParameters: [] as string[],
-    length: "",
-  });
-  const model = models.find((one) => one.id === settings.model) ?? models[0]!;
+  const [settings, change] = useSettings(TAB, AT_FIRST);
+  return (
+    <ForModel models={models} id={settings.model} set={(id) => change({ model: id })}>
+      {(model) => <Picker models={models} methods={methods} model={model} settings={settings} change={change} />}
+    </ForModel>
+  );
+}
+
+type Settings = typeof AT_FIRST;
+type Props = { models: Model[]; methods: Method[]; model: Model; settings: Settings; change: (change: Partial<Settings>) => void };
+
+function Picker({ models, methods, model, settings, change }: Props) {
   const chosen = { method: settings.method, values: unpaired(settings.parameters) };
   const other = settings.other ? { method: settings.other, values: unpaired(settings.otherParameters) } : null;
   const pe = [chosen, ...(other ? [other] : [])].map((one) => shortForm(one.method, one.values));
@@ -60,9 +73,10 @@ export function Encodings({ models, methods }: { models: Model[]; methods: Metho
         </div>
       </div>
       <div class="shown" aria-busy={Boolean(drawn) && drawing}>
-        {drawn && error && <p class="hint" role="status">These figures are those before the error.</p>}
+        {drawn && error && <p class="note" role="status">These figures are those before the error.</p>}
         <Problem text={errors?.get("")} again={error && (error.status === 0 || error.status >= 500) ? again : undefined} />
         {!drawn && !error && <p role="status">Drawing the first figures</p>}
+        {!drawn && error && !errors?.get("") && <p class="hint" role="status">The figures come once the error is mended.</p>}
         {drawn && <div class={error ? "stale" : ""}><Figures pictures={drawn} /></div>}
       </div>
     </div>
@@ -100,9 +114,10 @@ function Chosen(props: {
   const fitting = methods.filter((one) => !question || one.questions.includes(question) || one.method === chosen.method);
   const own = effective?.method === chosen.method ? effective : undefined; // it may be of the method before
   const kinds = [...new Set(fitting.map((one) => one.kind))];
+  const isUnknown = Boolean(chosen.method) && fitting.every((one) => one.method !== chosen.method);
   const names = (methods.find((one) => one.method === chosen.method)?.parameters ?? []).map((one) => one.name);
   // Errors of the method itself, and of parameters without a control, stand below the method.
-  const problems = byField({ message: error?.replace(/^method: /, "") ?? "", param: "" } as ApiError, info ? names : []);
+  const problems = byField({ message: error?.replace(/^method: /, "").replace(`see ${LISTED_BY}`, "choose one of this list") ?? "", param: "" } as ApiError, info ? names : []);
   const start = (method: string) => set(method, startOf(methods.find((one) => one.method === method)));
   return (
     <section class="chosen" aria-label={label}>
@@ -110,7 +125,7 @@ function Chosen(props: {
         {(control) => (
           <select {...control} value={chosen.method} onChange={(event) => start(event.currentTarget.value)}>
             {none && <option value="">nothing</option>}
-            {!methods.length && <option value={chosen.method}>{chosen.method}</option>}
+            {isUnknown && <option value={chosen.method}>{chosen.method}</option>}
             {kinds.map((kind) => (
               <optgroup key={kind} label={kind}>
                 {fitting.filter((one) => one.kind === kind).map((one) => <option key={one.method}>{one.method}</option>)}

@@ -1,37 +1,56 @@
 // One prompt, two to four encodings side by side, streaming together.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type ApiError, byField } from "../api";
-import { CopyLink, count, Field, focusWrong, Input, ModelChoice, numberOf, Problem } from "../controls";
+import { CopyLink, count, Field, focusWrong, Input, numberOf, Problem } from "../controls";
+import { ForModel, ModelChoice } from "../model";
 import type { Method, Model } from "../types";
 import { store, stored, useSettings } from "../view";
 import { Answer } from "./Answer";
+import { type Asked, differences, isSame, type Name, NUMBERS } from "./asked";
 import { compared, EXAMPLES, passkey, tokens } from "./examples";
-import { type Asked, type Column, emptyColumns, run } from "./run";
+import { type Column, emptyColumns, run } from "./run";
 import { CLASSES } from "./words";
 
 export const TAB = "generate";
 const KEPT = "ropeway.answers";
 const MOST_COLUMNS = 4;
 const FULL = "At most four side by side: remove one to add another.";
-const NUMBERS = ["max_new_tokens", "temperature", "seed"] as const;
+const TOO_MANY = "At most four side by side: remove this one or another.";
 
-type Kept = { asked: Asked; columns: Column[] };
+const NUMBERS_AT_FIRST = { max_new_tokens: "48", temperature: "0", seed: "" };
+
+type Kept = { asked: Asked & { promptTokens: number | null }; columns: Column[] };
+type Run = Kept & { version?: number };
 
 export function Generate({ models }: { models: Model[]; methods: Method[] }) {
   const [settings, change] = useSettings(TAB, {
     model: "",
     prompt: EXAMPLES[0]!.prompt,
     pe: compared(models[0]!),
-    max_new_tokens: "48",
-    temperature: "0",
-    seed: "",
+    ...NUMBERS_AT_FIRST,
   });
-  const model = models.find((one) => one.id === settings.model) ?? models[0]!;
-  const { answers, stale, sent, running, error, start, stop } = useRun();
+  return (
+    <ForModel models={models} id={settings.model} set={(id) => change({ model: id })}>
+      {(model) => <Prompted models={models} model={model} settings={settings} change={change} />}
+    </ForModel>
+  );
+}
+
+type Settings = { model: string; prompt: string; pe: string[] } & typeof NUMBERS_AT_FIRST;
+type Props = { models: Model[]; model: Model; settings: Settings; change: (change: Partial<Settings>) => void };
+
+function Prompted({ models, model, settings, change }: Props) {
+  const { answers, sent, running, error, start, stop } = useRun();
   const promptTokens = useTokens(model, settings.prompt);
-  const errors = error ? byField(error, ["prompt", "model", ...NUMBERS, ...sent.map((_, i) => `pe.${i}`)]) : null;
-  /** Errors go with the encoding that was sent: others may have been removed since, or it may have been corrected. */
-  const errorOf = (pe: string) => errors?.get(`pe.${sent.indexOf(pe)}`);
+  const [max_new_tokens, temperature, seed] = NUMBERS.map((name) => numberOf(settings[name]));
+  const asked: Asked = { prompt: settings.prompt, pe: settings.pe, model: model.id, max_new_tokens, temperature, seed };
+  const places = sent?.pe.map((_, index) => `pe.${index}`) ?? [];
+  const errors = error ? byField(error, ["prompt", "model", ...NUMBERS, ...places]) : null;
+  /** Errors go with the value that was sent: it may have been corrected since. */
+  const errorOf = (name: Name) => (sent && isSame(name, sent, asked) ? errors?.get(name) : undefined);
+  /** So do those of encodings, whose place may be another one now. */
+  const errorOfPe = (pe: string, index: number) =>
+    index >= MOST_COLUMNS ? TOO_MANY : errors?.get(`pe.${sent?.pe.indexOf(pe)}`);
 
   const form = useRef<HTMLFormElement>(null);
   useEffect(() => {
@@ -39,10 +58,8 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
   }, [error]);
   const seedProblem = problemOfSeed(settings.seed);
   const ask = () => {
-    if (seedProblem) return focusWrong(form.current);
-    const numbers = Object.fromEntries(NUMBERS.map((name) => [name, numberOf(settings[name])]));
-    const body = { prompt: settings.prompt, pe: settings.pe, model: model.id, ...numbers };
-    start(body, { model: model.id, prompt: settings.prompt, pe: settings.pe, promptTokens });
+    if (seedProblem || settings.pe.length > MOST_COLUMNS) focusWrong(form.current);
+    else start(asked, promptTokens);
   };
   return (
     <form
@@ -53,16 +70,16 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
         running ? stop() : ask();
       }}
     >
-      <Prompt model={model} prompt={settings.prompt} tokens={promptTokens} error={errors?.get("prompt")}
+      <Prompt model={model} prompt={settings.prompt} tokens={promptTokens} error={errorOf("prompt")}
         set={(prompt) => change({ prompt })} ask={ask} />
-      <Encodings pe={settings.pe} errorOf={errorOf} set={(pe) => change({ pe })} />
+      <Encodings pe={settings.pe} errorOf={errorOfPe} set={(pe) => change({ pe })} />
       <div class="row">
-        <ModelChoice models={models} value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")} />
-        <Input label="Most new tokens" number value={settings.max_new_tokens} error={errors?.get("max_new_tokens")}
+        <ModelChoice models={models} value={model.id} set={(id) => change({ model: id })} error={errorOf("model")} />
+        <Input label="Most new tokens" number value={settings.max_new_tokens} error={errorOf("max_new_tokens")}
           set={(max_new_tokens) => change({ max_new_tokens })} />
         <Input label="Temperature" hint="0 takes the most likely token" number value={settings.temperature}
-          error={errors?.get("temperature")} set={(temperature) => change({ temperature })} />
-        <Input label="Seed" number value={settings.seed} placeholder="none" error={seedProblem ?? errors?.get("seed")}
+          error={errorOf("temperature")} set={(temperature) => change({ temperature })} />
+        <Input label="Seed" number value={settings.seed} placeholder="none" error={seedProblem ?? errorOf("seed")}
           set={(seed) => change({ seed })} />
       </div>
       <div class="actions">
@@ -73,7 +90,7 @@ export function Generate({ models }: { models: Model[]; methods: Method[] }) {
         </span>
       </div>
       <Problem text={errors?.get("")} again={error && (error.status === 0 || error.status >= 500) ? ask : undefined} />
-      {answers && <Answers kept={answers} models={models} stale={stale} />}
+      {answers && <Answers kept={answers} models={models} others={differences(answers.asked, asked)} />}
     </form>
   );
 }
@@ -85,11 +102,13 @@ function problemOfSeed(text: string): string | undefined {
   return isRounded ? `must be at most ${count(Number.MAX_SAFE_INTEGER)} on this page, not ${text.trim()}` : undefined;
 }
 
-function Answers({ kept, models, stale }: { kept: Kept & { version?: number }; models: Model[]; stale: boolean }) {
+/** The answers; `others` are settings of theirs that the controls no longer have. */
+function Answers({ kept, models, others }: { kept: Run; models: Model[]; others: string }) {
   const trained = (column: Column) =>
     models.find((one) => one.id === (column.end?.model ?? kept.asked.model))?.trained_length ?? 0;
   return (
-    <section aria-label="Answers" class={stale ? "stale" : ""}>
+    <section aria-label="Answers" class={others ? "stale" : ""}>
+      <p class="note" role="status">{others && `These answers are of other settings: ${others}`}</p>
       <p class="legend">
         Probability of each token:{" "}
         {CLASSES.map((one) => <span key={one.name} class={one.name}>{one.label}</span>)}
@@ -154,7 +173,7 @@ function lengthText(length: number | null, model: Model): string {
 
 function Encodings(props: {
   pe: string[];
-  errorOf: (pe: string) => string | undefined;
+  errorOf: (pe: string, index: number) => string | undefined;
   set: (pe: string[]) => void;
 }) {
   const { pe, errorOf, set } = props;
@@ -162,10 +181,10 @@ function Encodings(props: {
   return (
     <fieldset>
       <legend>Encodings</legend>
-      <div class="columns" style={{ "--columns": pe.length }}>
+      <div class="columns" style={{ "--columns": Math.min(pe.length, MOST_COLUMNS) }}>
         {pe.map((text, index) => (
           <div class="with-button" key={index}>
-            <Input label={`Encoding ${index + 1}`} value={text} list="methods" error={errorOf(text)}
+            <Input label={`Encoding ${index + 1}`} value={text} list="methods" error={errorOf(text, index)}
               set={(value) => set(pe.with(index, value))} />
             {pe.length > 1 && (
               <button type="button" class="quiet" aria-label={`Remove encoding ${index + 1}`} title="Remove"
@@ -204,11 +223,9 @@ function useTokens(model: Model, prompt: string): number | null {
 
 /** The run in progress, or the last one of this session: its answers outlive a reload, and a run without any. */
 function useRun() {
-  const [kept, setKept] = useState<(Kept & { version?: number }) | null>(() => stored(sessionStorage, KEPT));
+  const [kept, setKept] = useState<Run | null>(() => stored(sessionStorage, KEPT));
   const [error, setError] = useState<ApiError | null>(null);
-  /** Whether the answers are those before a refusal. */
-  const [stale, setStale] = useState(false);
-  const [sent, setSent] = useState<string[]>([]);
+  const [sent, setSent] = useState<Asked | null>(null);
   const leaving = useRef<AbortController | null>(null);
   const [running, setRunning] = useState<false | "waiting" | "writing">(false);
   /** The last answers of which anything arrived: a refusal shows them again. */
@@ -223,10 +240,10 @@ function useRun() {
     };
   }, []);
 
-  const start = async (body: Record<string, unknown>, asked: Asked) => {
+  const start = async (asked: Asked, promptTokens: number | null) => {
     leaving.current?.abort();
     const controller = (leaving.current = new AbortController());
-    const shown: Kept = { asked, columns: emptyColumns(asked.pe) };
+    const shown: Kept = { asked: { ...asked, promptTokens }, columns: emptyColumns(asked.pe) };
     let version = 0;
     let frame = 0;
     const draw = () => {
@@ -235,24 +252,22 @@ function useRun() {
     };
     const arrived = () => {
       latest.current = shown;
-      setStale(false);
       setRunning("writing");
       frame ||= requestAnimationFrame(draw);
     };
     setError(null);
-    setSent(asked.pe);
+    setSent(asked);
     setRunning("waiting");
     draw();
-    const failure = await run(body, shown.columns, controller.signal, arrived);
+    const failure = await run(asked, shown.columns, controller.signal, arrived);
     if (leaving.current !== controller) return;
     cancelAnimationFrame(frame);
     latest.current ? draw() : setKept(null);
     store(sessionStorage, KEPT, latest.current);
     setError(failure);
-    if (failure) setStale(latest.current !== shown);
     setRunning(false);
   };
-  return { answers: kept, stale, sent, running, error, start, stop: () => leaving.current?.abort() };
+  return { answers: kept, sent, running, error, start, stop: () => leaving.current?.abort() };
 }
 
 /** The answers as a reload leaves them. */

@@ -17,8 +17,6 @@ export type Column = {
   end: ResultEnd | null;
 };
 
-export type Asked = { model: string; prompt: string; pe: string[]; promptTokens: number | null };
-
 export const ALTERNATIVES = 5;
 
 export function emptyColumns(pe: string[]): Column[] {

@@ -16,6 +16,8 @@ const PAGE = 50;
 const MOST = 1000;
 const LOOK_AGAIN_MS = 3000;
 const MOST_SHOWN = 4;
+/** Encodings of a recommendation that names none; all other evaluations measure the model's own. */
+const PROPOSED = "proposed by the methods";
 
 export function Jobs(_: { models: Model[]; methods: Method[] }) {
   const [settings, change] = useSettings(TAB, { job: "" });
@@ -109,7 +111,7 @@ function opener(job: string): string {
 
 /** Each in one piece with its comma, so that no line begins with one. */
 function Encodings({ job }: { job: Job }) {
-  const methods = (job.request.methods ?? []) as unknown[];
+  const methods = (job.request.methods ?? [job.evaluation === "recommend" ? PROPOSED : "default"]) as unknown[];
   const texts = methods.map((one) => (typeof one === "string" ? one : shortText(one as Record<string, unknown>)));
   const [shown, more] = [texts.slice(0, MOST_SHOWN), texts.length - MOST_SHOWN];
   return (

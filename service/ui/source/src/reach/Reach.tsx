@@ -1,9 +1,11 @@
 // How far does it read? A text, a target length, a curve that grows, recall beside it, and a verdict.
 import { useEffect, useState } from "preact/hooks";
 import { type ApiError, asApiError, byField, isAbort } from "../api";
-import { CopyLink, count, Field, focusWrong, Input, ModelChoice, numberOf, Problem, seconds, Select } from "../controls";
+import { CopyLink, count, Field, focusWrong, Input, numberOf, Problem, seconds, Select } from "../controls";
 import { JobView } from "../jobs/JobView";
+import { ForModel, ModelChoice } from "../model";
 import type { Method, Model } from "../types";
+import { TARGETS } from "../use/snippets";
 import { useSettings } from "../view";
 import { answered, bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, stretched, timed, TITLES, usualTarget, usualWindows, windowsProblem } from "./bodies";
 import { forgetKey, isPending, keyOf } from "./pending";
@@ -19,18 +21,31 @@ const TEXTS: [string, string][] = [
   [OWN, "A text of yours"],
 ];
 
+const AT_FIRST = {
+  model: "",
+  text: "persuasion",
+  own: "",
+  target: "",
+  windows: "",
+  system: "",
+  jobs: [] as string[],
+  detached: [] as string[],
+};
+const SYSTEMS: [string, string][] = [["", "this server"], ...TARGETS.map((name): [string, string] => [name, name])];
+
 export function Reach({ models }: { models: Model[]; methods: Method[] }) {
-  const [settings, change] = useSettings(TAB, {
-    model: "",
-    text: "persuasion",
-    own: "",
-    target: "",
-    windows: "",
-    methods: stretched(models[0]!).join(" "),
-    jobs: [] as string[],
-    detached: [] as string[],
-  });
-  const model = models.find((one) => one.id === settings.model) ?? models[0]!;
+  const [settings, change] = useSettings(TAB, { ...AT_FIRST, methods: stretched(models[0]!).join(" ") });
+  return (
+    <ForModel models={models} id={settings.model} set={(id) => change({ model: id })}>
+      {(model) => <Measuring models={models} model={model} settings={settings} change={change} />}
+    </ForModel>
+  );
+}
+
+type Settings = typeof AT_FIRST & { methods: string };
+type Props = { models: Model[]; model: Model; settings: Settings; change: (change: Partial<Settings>) => void };
+
+function Measuring({ models, model, settings, change }: Props) {
   const methods = settings.methods.split(/\s+/).filter(Boolean);
   const input = settings.text === OWN ? settings.own : settings.text;
   const target = numberOf(settings.target);
@@ -38,11 +53,11 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
   const length = target ?? usualTarget(model);
   const problem = problemOf(length);
   const unfit = problem ? undefined : windowsProblem(windows, Number(length));
-  const wanted = problem || unfit ? [] : bodies(model, methods, Number(length), input, windows as number | undefined);
+  const wanted = problem || unfit ? [] : bodies(model, methods, { length: Number(length), input, system: settings.system, windows: windows as number | undefined });
   const { size, counting, left, error, time, again } = useSize(model, wanted);
   const { failure, starting, start } = useStart(wanted, (jobs) => change({ jobs, detached: [] }));
   const shown = failure ?? error;
-  const errors = shown ? byField(shown, ["methods", "lengths", "length", "input", "model"]) : null;
+  const errors = shown ? byField(shown, ["methods", "lengths", "length", "input", "model", "target"]) : null;
   const targetError = problem ?? errors?.get("lengths") ?? errors?.get("length");
   /** A refused field would be refused again, after the jobs before it have begun. */
   const isWrong = problem !== undefined || unfit !== undefined || (!failure && errors !== null && [...errors.keys()].some(Boolean));
@@ -65,6 +80,8 @@ export function Reach({ models }: { models: Model[]; methods: Method[] }) {
             error={targetError?.replace(/^\d+: /, "")} />
           <Input label="Windows of the text" number value={settings.windows} placeholder={count(usualWindows(Number(length)))}
             hint="More tell near encodings apart" set={(windows) => change({ windows })} error={unfit} />
+          <Select label="Recommend for" value={settings.system} set={(system) => change({ system })} options={SYSTEMS}
+            hint="Only encodings that it has" error={errors?.get("target")} />
           <ModelChoice models={models} value={model.id} set={(id) => change({ model: id })} error={errors?.get("model")} />
         </div>
         {settings.text === OWN && <Own text={settings.own} error={errors?.get("input")} set={(own) => change({ own })} />}

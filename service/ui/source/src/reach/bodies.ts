@@ -55,15 +55,17 @@ export function stretched(model: Model): string[] {
 /** Chooses among encodings: the evaluations measure it, and a recommendation refuses it as a candidate. */
 const AUTO = "auto";
 
+/** `system` is the one to recommend for: this server if it is empty. */
+type Wanted = { length: number; input: string; system: string; windows: number | undefined };
+
 /** Perplexity of the same tokens at every length, recall of passkeys, and the recommendation, which needs a candidate. */
-export function bodies(
-  model: Model, methods: string[], length: number, input: string, windows = usualWindows(length),
-): Body[] {
+export function bodies(model: Model, methods: string[], { length, input, system, windows = usualWindows(length) }: Wanted): Body[] {
   const common = { model: model.id, methods };
   const lengths = doubling(model.trained_length, length);
   const recalled = lengths.filter((one) => one >= SHORTEST_RECALL || one === length);
   const candidates = methods.filter((one) => one.split(":")[0] !== AUTO);
-  const recommend = { ...common, methods: candidates, length, input, windows, max_tokens: 2 * windows * length };
+  const target = system && { target: system };
+  const recommend = { ...common, methods: candidates, length, input, windows, max_tokens: 2 * windows * length, ...target };
   return [
     { evaluation: "perplexity", ...common, lengths, input, protocol: "tail", max_tokens: windows * length },
     { evaluation: "passkey", ...common, lengths: recalled, depths: [0, 0.5, 1], samples: 2 },

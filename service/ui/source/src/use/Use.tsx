@@ -1,13 +1,15 @@
 // Use it: an encoding in the words of clients and of other systems, copied with one click.
 import { useEffect, useState } from "preact/hooks";
 import { access, ApiError, asApiError, byField, isAbort, json } from "../api";
-import { Copy, CopyLink, Input, ModelChoice, numberOf, Problem } from "../controls";
+import { Copy, CopyLink, Input, numberOf, Problem } from "../controls";
+import { ForModel, ModelChoice } from "../model";
 import { Prose } from "../prose";
 import type { Method, Model } from "../types";
 import { useSettings } from "../view";
 import { snippets, TARGETS } from "./snippets";
 
 export const TAB = "use";
+const AT_FIRST = { model: "", pe: "yarn:4", length: "" };
 
 type Exported = {
   target: string; version: string; documentation: string; length: number; exact: boolean; changes: boolean;
@@ -16,8 +18,18 @@ type Exported = {
 type Answer = { target: string; exported: Exported | null; error: ApiError | null };
 
 export function Use({ models }: { models: Model[]; methods: Method[] }) {
-  const [settings, change] = useSettings(TAB, { model: "", pe: "yarn:4", length: "" });
-  const model = models.find((one) => one.id === settings.model) ?? models[0]!;
+  const [settings, change] = useSettings(TAB, AT_FIRST);
+  return (
+    <ForModel models={models} id={settings.model} set={(id) => change({ model: id })}>
+      {(model) => <Exports models={models} model={model} settings={settings} change={change} />}
+    </ForModel>
+  );
+}
+
+type Settings = typeof AT_FIRST;
+type Props = { models: Model[]; model: Model; settings: Settings; change: (change: Partial<Settings>) => void };
+
+function Exports({ models, model, settings, change }: Props) {
   const { answers, problem, again } = useExports({ pe: settings.pe, model: model.id, length: numberOf(settings.length) });
   const errors = problem ? byField(problem, ["pe", "length", "model"]) : null;
   return (
