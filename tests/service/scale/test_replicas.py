@@ -226,3 +226,4 @@ def test_the_end_fails_what_outlasts_the_grace(checkpoints: Path, tmp_path: Path
         assert [request.result() for request in sent] == ["shutting_down"] * 4
         assert started.process.wait(60) == 0
         assert not psutil.wait_procs(children, timeout=10)[1]
+        assert "(raylet)" not in started.log.read_text(), "Ray reports a failure of its own end"
