@@ -181,4 +181,6 @@ API = [
              ("tests/service/cli/test_evaluations.py::test_the_speed_is_that_of_an_encoding_with_the_length",)),
     Mutation("a status without the reason of a replica", "service/scale", 'message=reason_in(deployment["message"]) or',
              "message=", ("tests/service/scale/test_command.py::TestCluster",)),
+    Mutation("a length as asked is bounded by the cache", "service/models", "most == asked or most < room",
+             "most < room", ("tests/service/models/test_registry.py",)),
 ]  # fmt: skip

@@ -98,7 +98,9 @@ def damaged(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": ')
 
 
-@pytest.mark.parametrize(("damage", "told"), [(shutil.rmtree, "this folder does not exist, "), (damaged, "its config.json: ")])
+@pytest.mark.parametrize(
+    ("damage", "told"), [(shutil.rmtree, "this folder does not exist, "), (damaged, "its config.json: ")]
+)
 def test_replicas_refuse_a_model_in_the_words_of_the_single_server(
     damage: Callable[[Path], object], told: str, checkpoints: Path, tmp_path: Path
 ) -> None:
