@@ -183,4 +183,6 @@ API = [
              "message=", ("tests/service/scale/test_command.py::TestCluster",)),
     Mutation("a length as asked is bounded by the cache", "service/models", "most == asked or most < room",
              "most < room", ("tests/service/models/test_registry.py",)),
+    Mutation("a job that another server has resumed is refused", "service/api/jobs", "if resumed.state not in UNFINISHED:",
+             "if True:", ("tests/service/api/test_rates.py",)),
 ]  # fmt: skip

@@ -144,6 +144,21 @@ def test_a_job_is_resumed_once_by_requests_at_once(checkpoints: Path, monkeypatc
         httpx.delete(job)
 
 
+@pytest.mark.parametrize("tokens", [3 * TOKENS, TOKENS + 100, TOKENS])
+def test_a_job_that_another_server_resumed_meanwhile_is_no_refusal(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    with key_with(checkpoints, tokens) as key, key.nothing_is_read():
+        made, store = key.submit().json()["id"], key.app.state.jobs
+        httpx.delete(f"{key.url}/jobs/{made}")
+        get, before = store.get, [store.get("anonymous", made)]
+        assert httpx.post(f"{key.url}/jobs/{made}/resume").status_code == 202
+        monkeypatch.setattr(store, "get", lambda *args, **options: before.pop() if before else get(*args, **options))
+        again = httpx.post(f"{key.url}/jobs/{made}/resume")
+        assert again.status_code == 202, again.text
+        assert not before
+
+
 def test_an_evaluation_counts_what_it_reads(checkpoints: Path) -> None:
     with key_with(checkpoints, 2_000_000) as key:
         assert httpx.post(f"{key.url}/perplexity", json=BODY, timeout=60).status_code == 200
