@@ -183,6 +183,9 @@ API = [
              "message=", ("tests/service/scale/test_command.py::TestCluster",)),
     Mutation("a length as asked is bounded by the cache", "service/models", "most == asked or most < room",
              "most < room", ("tests/service/models/test_registry.py",)),
-    Mutation("a job that another server has resumed is refused", "service/api/jobs", "if resumed.state not in UNFINISHED:",
-             "if True:", ("tests/service/api/test_rates.py",)),
+    Mutation("a job that another server has resumed is refused", "service/api/jobs",
+             "if resumed.state not in UNFINISHED:", "if True:", ("tests/service/api/test_rates.py",)),
+    Mutation("tokens are lost while the store is out of reach", "service/api",
+             "_go_on(self._give_back_later(self._limit, tokens, tenant, charged))", "pass",
+             ("tests/service/sharing/test_shared_limits.py",)),
 ]  # fmt: skip
