@@ -125,6 +125,13 @@ class TokenRate:
                 raise await self._refusal(self._limit, tokens)
             await self._told(self._limit)
 
+    async def tell(self) -> None:
+        """Give the answer the tenant's state as it is now, if the store answers."""
+        if self._limit is not None:
+            with suppress(LimitsOutOfReach):
+                async with reached():
+                    await self._told(self._limit)
+
     async def _refusal(self, limit: RateLimitItemPerMinute, tokens: int) -> ApiError:
         window = await self._told(limit)
         wait = max(1, math.ceil(_seconds_until(tokens, limit, window)))
@@ -208,6 +215,13 @@ class Reserved:
         await self._rate.charge(used + tokens, param)
         self.tokens, self._charged, current = tokens, time.monotonic(), context.current()
         current.cleanup.callback(self._give_back, current.tenant)
+
+    async def settle(self) -> None:
+        """Give back what is left before the answer, whose headers then count it."""
+        tokens, self.tokens = self.tokens, 0
+        if tokens > 0:
+            await self._rate.give_back(tokens, context.current().tenant, time.monotonic() - self._charged)
+            await self._rate.tell()
 
     def _give_back(self, tenant: str) -> None:
         if self.tokens > 0 and self._rate.most < sys.maxsize:

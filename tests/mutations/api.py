@@ -188,4 +188,6 @@ API = [
     Mutation("tokens are lost while the store is out of reach", "service/api",
              "_go_on(self._give_back_later(self._limit, tokens, tenant, charged))", "pass",
              ("tests/service/sharing/test_shared_limits.py",)),
+    Mutation("an answer tells of tokens that have come back as used", "service/api",
+             "        await reserved.settle()\n", "        pass\n", ("tests/service/api/test_rates.py",)),
 ]  # fmt: skip
