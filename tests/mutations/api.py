@@ -190,4 +190,6 @@ API = [
              ("tests/service/sharing/test_shared_limits.py",)),
     Mutation("an answer tells of tokens that have come back as used", "service/api",
              "        await reserved.settle()\n", "        pass\n", ("tests/service/api/test_rates.py",)),
+    Mutation("ranks warn as they import libraries", "service/models/parallel", "    logs.quiet_imports()\n", "",
+             ("tests/service/models/parallel/test_group.py",)),
 ]  # fmt: skip
