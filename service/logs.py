@@ -45,8 +45,8 @@ def configure(level: str, form: Literal["console", "json"] = "console", *, libra
 
 
 def quiet_imports() -> None:
-    """Call it before the libraries of models are imported. transformers imports torchao where it is installed, which
-    warns of kernels for other GPUs and of enums."""
+    """Keep warnings of torchao out of the log, before transformers imports it. They are about kernels for other GPUs
+    and about enums."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 

@@ -36,8 +36,7 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 24, "temperature": 0, "ignore_eos": 
 
 
 class Both(NamedTuple):
-    """Base URLs of the group and of one process, that process's application, the process that leads the group, and
-    the group's log."""
+    """Base URLs of the group and of one process, that process's application, and the group's leader and log."""
 
     group: str
     alone: str
