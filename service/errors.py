@@ -55,12 +55,15 @@ def bad_request(message: str, param: str | None = None, code: str | None = "inva
     return ApiError(400, message, param=param, code=code)
 
 
-def context_length_exceeded(prompt: int, new: int, n_ctx: int, param: str = "prompt") -> ApiError:
-    """The refusal in the words that clients look for (OpenAI's and llama.cpp's), with its numbers for machines."""
+def context_length_exceeded(prompt: int, new: int, n_ctx: int, param: str = "prompt", needed: str = "") -> ApiError:
+    """The refusal in the words that clients look for (OpenAI's and llama.cpp's), with its numbers for machines.
+    ``needed`` is what the operator can change for longer requests."""
     message = (
         f"the maximum context length is {n_ctx} tokens. The request exceeds the available context size: "
         f"{prompt} tokens in the prompt and {new} new ones"
     )
+    if needed:
+        message += f". Longer requests need {needed} on this server"
     numbers = {"n_prompt_tokens": prompt, "n_new_tokens": new, "n_ctx": n_ctx}
     return ApiError(400, message, param=param, code="context_length_exceeded", extra=numbers)
 

@@ -44,6 +44,13 @@ def configure(level: str, form: Literal["console", "json"] = "console", *, libra
         _collect(severity, common, last)
 
 
+def quiet_imports() -> None:
+    """Keep warnings of torchao out of the log, before transformers imports it. They are about kernels for other GPUs
+    and about enums."""
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 def _collect(severity: int, common: list[Processor], last: list[Processor]) -> None:
     """Lines of other libraries, Python's warnings and uncaught exceptions get the same form."""
     formatter = structlog.stdlib.ProcessorFormatter(

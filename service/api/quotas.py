@@ -6,8 +6,9 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, cast
 
 import structlog
 from fastapi import Request
@@ -19,7 +20,7 @@ from service import context
 from service.errors import ApiError, bad_request
 from service.settings import Settings
 from service.sharing.admission import Admission, Ticket
-from service.sharing.limits import LimitsOutOfReach, SharedLimits, reached, storage_of
+from service.sharing.limits import RETRY_S, LimitsOutOfReach, SharedLimits, reached, storage_of
 
 log = structlog.get_logger()
 
@@ -74,17 +75,37 @@ class TokenRate:
 
     async def give_back(self, tokens: int, tenant: str, after_s: float) -> None:
         """Count ``tokens`` less. The tenant was charged for them ``after_s`` seconds ago. Those of an earlier minute of
-        the limiter stay: they count less and less. A store that does not answer keeps them, which the log has.
+        the limiter stay: they count less and less. A store that does not answer is asked again within the minute.
         """
         if self._limit is None or tokens <= 0:
             return
-        storage, key = cast(SlidingWindowCounterSupport, self._limiter.storage), self._limit.key_for(tenant)
+        charged = time.monotonic() - after_s
+        try:
+            await self._give_back(self._limit, tokens, tenant, charged)
+        except LimitsOutOfReach:
+            _go_on(self._give_back_later(self._limit, tokens, tenant, charged))
+
+    async def _give_back_later(self, limit: RateLimitItemPerMinute, tokens: int, tenant: str, charged: float) -> None:
+        while time.monotonic() - charged < limit.get_expiry() + SLACK_S:
+            await asyncio.sleep(RETRY_S)
+            with suppress(LimitsOutOfReach):
+                await self._give_back(limit, tokens, tenant, charged)
+                return
+        log.warning("tokens_not_given_back", tokens=tokens, reason="the shared store did not answer within the minute")
+
+    async def _give_back(self, limit: RateLimitItemPerMinute, tokens: int, tenant: str, charged: float) -> None:
+        """Raises:
+        LimitsOutOfReach: when the store does not answer, and nothing has changed.
+        """
+        storage, key = cast(SlidingWindowCounterSupport, self._limiter.storage), limit.key_for(tenant)
+        async with reached():
+            _, _, current, current_left = await storage.get_sliding_window(key, limit.get_expiry())
+        if current < tokens or time.monotonic() - charged > 2 * limit.get_expiry() - current_left + SLACK_S:
+            return
         try:
             async with reached():
-                _, _, current, current_left = await storage.get_sliding_window(key, self._limit.get_expiry())
-                if current >= tokens and after_s <= 2 * self._limit.get_expiry() - current_left + SLACK_S:
-                    await self._limiter.hit(self._limit, tenant, cost=-tokens)
-        except LimitsOutOfReach as error:
+                await self._limiter.hit(limit, tenant, cost=-tokens)
+        except LimitsOutOfReach as error:  # it may count them all the same: a second time would be too many
             log.warning("tokens_not_given_back", tokens=tokens, reason=str(error))
 
     async def charge(self, tokens: int, param: str | None = None) -> None:
@@ -103,6 +124,13 @@ class TokenRate:
             if not await self._limiter.hit(self._limit, context.current().tenant, cost=tokens):
                 raise await self._refusal(self._limit, tokens)
             await self._told(self._limit)
+
+    async def tell(self) -> None:
+        """Give the answer the tenant's state as it is now, if the store answers."""
+        if self._limit is not None:
+            with suppress(LimitsOutOfReach):
+                async with reached():
+                    await self._told(self._limit)
 
     async def _refusal(self, limit: RateLimitItemPerMinute, tokens: int) -> ApiError:
         window = await self._told(limit)
@@ -188,16 +216,27 @@ class Reserved:
         self.tokens, self._charged, current = tokens, time.monotonic(), context.current()
         current.cleanup.callback(self._give_back, current.tenant)
 
+    async def settle(self) -> None:
+        """Give back what is left before the answer, whose headers then count it."""
+        tokens, self.tokens = self.tokens, 0
+        if tokens > 0:
+            await self._rate.give_back(tokens, context.current().tenant, time.monotonic() - self._charged)
+            await self._rate.tell()
+
     def _give_back(self, tenant: str) -> None:
         if self.tokens > 0 and self._rate.most < sys.maxsize:
-            given = self._rate.give_back(self.tokens, tenant, time.monotonic() - self._charged)
-            task = asyncio.get_running_loop().create_task(given)
-            _giving.add(task)
-            task.add_done_callback(_giving.discard)
+            _go_on(self._rate.give_back(self.tokens, tenant, time.monotonic() - self._charged))
 
 
 _giving = set[asyncio.Task[None]]()
 """Tasks at work. The event loop keeps no task alive."""
+
+
+def _go_on(giving: Coroutine[Any, Any, None]) -> None:
+    """Give tokens back beside what runs now."""
+    task = asyncio.get_running_loop().create_task(giving)
+    _giving.add(task)
+    task.add_done_callback(_giving.discard)
 
 
 def set_deadline(timeout_s: float | None, settings: Settings) -> None:

@@ -74,9 +74,7 @@ def load_libraries() -> None:
     time."""
     if "service.app" in sys.modules:
         return
-    # transformers imports torchao where it is installed, which warns of kernels for other GPUs and of enums.
-    for name in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logs.quiet_imports()
     gc.disable()
     try:
         import_module("service.app")

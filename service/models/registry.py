@@ -58,9 +58,10 @@ class Memory:
 class ServedModel:
     """One model in memory with its engine, tokenizer and limits.
 
-    ``contents`` identifies its configuration and weights, ``fingerprint`` the numerics too. ``base`` is the model of an
-    adapter. ``memory`` is in bytes. ``policy`` is the operator's. ``score_chunk`` bounds the chunks of its passes,
-    ``score_room`` is the memory of its device that weights and caches leave to them.
+    ``contents`` identifies its configuration and weights, ``fingerprint`` the numerics too. ``bound`` is the setting
+    that gives ``max_length``. ``base`` is the model of an adapter. ``memory`` is in bytes, ``policy`` the operator's.
+    ``score_chunk`` bounds the chunks of its passes, ``score_room`` is the memory of its device that weights and caches
+    leave to them.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ServedModel:
     engine: Engine
     tokenizer: Any
     max_length: int
+    bound: str
     memory: Memory
     base: str | None = None
     quantization: Quantization | None = None
@@ -180,6 +182,7 @@ class ModelRegistry:
         metrics = EngineMetrics(self._metrics, checkpoint.name)
         engine = Engine(patch, limits, _eos_token_ids(checkpoint.model, patch.num_logits), metrics, choice)
         self._stack.callback(engine.thread.stop, self._grace_s)
+        max_length, bound = _max_length(checkpoint.name, engine, settings)
         self._models[checkpoint.name] = ServedModel(
             name=checkpoint.name,
             contents=ready.contents,
@@ -187,7 +190,8 @@ class ModelRegistry:
             patch=patch,
             engine=engine,
             tokenizer=checkpoint.tokenizer,
-            max_length=_max_length(checkpoint.name, engine, settings),
+            max_length=max_length,
+            bound=bound,
             memory=self._memory(checkpoint, cache),
             base=checkpoint.base,
             quantization=checkpoint.quantization,
@@ -261,8 +265,9 @@ class ModelRegistry:
         self._stack.close()
 
 
-def _max_length(name: str, engine: Engine, settings: Settings) -> int:
-    """The most tokens of a request, prompt included: as configured, else as many as the cache fits.
+def _max_length(name: str, engine: Engine, settings: Settings) -> tuple[int, str]:
+    """The most tokens of a request, prompt included: as configured, else as many as the cache fits. With it comes
+    the setting that gives it.
 
     Layers that keep a window only may have room for any text: a default goes no further than encodings do. A model that
     is only scored has no cache.
@@ -285,7 +290,8 @@ def _max_length(name: str, engine: Engine, settings: Settings) -> int:
                 "is the most"
             )
         log.warning("max_length_beyond_the_cache", model=name, max_length=asked, room=room)
-    return room if engine.limits.max_length is None else min(engine.limits.max_length, room)
+    most = min(engine.limits.max_length or room, room)
+    return most, "ROPEWAY_MAX_LENGTH" if most == asked or most < room else "ROPEWAY_CACHE_TOKENS"
 
 
 def _eos_token_ids(model: Any, num_logits: int) -> tuple[int, ...]:

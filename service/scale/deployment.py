@@ -57,6 +57,7 @@ class Ropeway:
         private_names.require_names()
         keep_one_heap()
         sys.setswitchinterval(SWITCH_S)
+        logs.quiet_imports()
         from service.app import create_app
 
         logs.configure(self._settings.log_level, self._settings.log_format)

@@ -73,7 +73,6 @@ def run(settings: Settings) -> None:
             _drain(settings.shutdown_grace_s + 2 * options.FAILING_S + STOP_S)
         finally:
             signals.ending = True
-            serve.shutdown()
 
 
 def _start_serve(host: str, port: int) -> None:
@@ -119,7 +118,10 @@ def _has_ready_replicas() -> bool:
 
 @contextmanager
 def _cluster(settings: Settings) -> Iterator[int]:
-    """A Ray cluster of this process; yields its number of GPUs."""
+    """A Ray cluster of this process; yields its number of GPUs.
+
+    Serve ends with it. ``serve.shutdown`` waits for a call that Ray then reports as failed and as tried again.
+    """
     if settings.log_format == "json":
         private_names.print_lines_of_replicas(_print_objects)
     private_names.keep_signals()

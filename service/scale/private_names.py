@@ -51,8 +51,8 @@ def prepare_private_cluster() -> None:
     _check_folder()
     os.environ.update(FOR_PROXIES, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # Every log line of a replica appears, also one that another replica has written.
-    os.environ.update(RAY_DEDUP_LOGS="0", RAY_COLOR_PREFIX="0")
+    # Every log line of a replica appears at once, also one that another replica has written.
+    os.environ.update(RAY_DEDUP_LOGS="0", RAY_COLOR_PREFIX="0", RAY_FLUSH_DRIVER_LOGS="1")
 
 
 def _check_folder() -> None:

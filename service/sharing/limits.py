@@ -24,7 +24,7 @@ TIMEOUT_S = 2.0
 """Seconds that a request waits for the shared store."""
 
 RETRY_S = 1.0
-"""Seconds between attempts to give places back after an outage of the store."""
+"""Seconds between attempts to give places or tokens back after an outage of the store."""
 
 MOST_LOST = 10_000
 """Most places that wait for it; more expire."""

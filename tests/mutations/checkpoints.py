@@ -71,4 +71,8 @@ CHECKPOINTS = [
     Mutation("layers that do not attend have keys", "service/models", "patch.cached, len(patch.caching_layers)",
              "patch.cached, patch.model.config.get_text_config().num_hidden_layers",
              ("tests/service/models/memory/test_cache_size.py::test_only_layers_that_attend_have_keys[jamba]",)),
+    Mutation("a file is looked for on the hub", "service/models", "if Path(source).is_file():",
+             "if False:", ("tests/service/models/checkpoint/test_loading.py",)),
+    Mutation("a path is looked for on the hub", "service/models", "        validate_repo_id(source)\n",
+             "        pass\n", ("tests/service/models/checkpoint/test_loading.py",)),
 ]  # fmt: skip

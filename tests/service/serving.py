@@ -135,9 +135,9 @@ def process(folder: Path, *settings: str, log: Path) -> Iterator[tuple[Forked, s
         yield running, url
 
 
-def serve_arguments(folder: Path, *settings: str) -> list[str]:
+def serve_arguments(folder: Path, *settings: str, port: int = 0) -> list[str]:
     """Arguments of `ropeway`."""
-    return ["serve", "--model", str(folder), "--port", "0", *(f"--set={setting}" for setting in settings)]
+    return ["serve", "--model", str(folder), "--port", str(port), *(f"--set={setting}" for setting in settings)]
 
 
 @contextmanager

@@ -163,7 +163,8 @@ def check_prompt(
         raise bad_request(f"{param}: token ids of this model are 0..{served.vocab_size - 1}", param)
     length = len(token_ids) + max_new_tokens
     if length > served.max_length:
-        raise context_length_exceeded(len(token_ids), max_new_tokens, served.max_length, param)
+        needed = f"a larger {served.bound}"
+        raise context_length_exceeded(len(token_ids), max_new_tokens, served.max_length, param, needed)
     try:
         return served.patch.resolve(method, length)
     except ValueError as error:
@@ -176,7 +177,7 @@ def check_scored(token_ids: list[int], served: ServedModel, param: str) -> None:
     """
     most, tokens = served.engine.scores.most, served.patch.num_logits
     if len(token_ids) > most:
-        raise context_length_exceeded(len(token_ids), 0, most, param)
+        raise context_length_exceeded(len(token_ids), 0, most, param, "more memory or a larger ROPEWAY_SCORE_TOKENS")
     if max(token_ids[1:], default=0) >= tokens:  # the first token has no score
         raise bad_request(f"{param}: this model gives scores to token ids 0..{tokens - 1} only", param)
 

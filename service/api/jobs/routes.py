@@ -16,10 +16,12 @@ from service.api.jobs.submission import IdempotencyKey, accepted, charged, check
 from service.api.quotas import admit, rate_of
 from service.api.responses.jobs import JobList, PlanInfo
 from service.api.store import store_of, stored
+from service.errors import ApiError
 from service.evaluation.catalogue import EVALUATIONS, any_request, plan_of
 from service.evaluation.request import EvaluationRequest
 from service.jobs.address import setup_of, versions_of
-from service.jobs.records import ENDED_EARLY, JobInfo, JobState
+from service.jobs.records import ENDED_EARLY, UNFINISHED, JobInfo, JobState
+from service.jobs.storage.refusals import TooManyJobBytes, TooManyJobs
 from service.jobs.storage.terms import Terms
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=DocumentsRoute)
@@ -102,8 +104,13 @@ async def resume(job_id: str, request: Request) -> Any:
     terms = Terms(most_jobs=state.settings.max_jobs, setup=setup_of(info.models, versions_of(state.models)))
     store, tenant = store_of(request), context.current().tenant
     if info.state in ENDED_EARLY:
-        await check_room(request, terms)
-        resumed = await charged(request, info.tokens_total - info.tokens_done, store.resume, tenant, job_id, terms)
+        try:
+            await check_room(request, terms)
+            resumed = await charged(request, info.tokens_total - info.tokens_done, store.resume, tenant, job_id, terms)
+        except (ApiError, TooManyJobs, TooManyJobBytes):  # another server may have resumed it meanwhile
+            resumed = await stored_job(job_id, request)
+            if resumed.state not in UNFINISHED:
+                raise
     else:
         resumed = await stored(request, store.resume, tenant, job_id, terms)
     runner_of(request).notify()

@@ -112,10 +112,12 @@ async def charged(
     await reserved.charge(tokens, 0)
     try:
         job = await stored(request, call, *args, **options)
+        reserved.tokens = tokens - job.tokens_moved
     except REFUSALS:
         reserved.tokens = tokens
         raise
-    reserved.tokens = tokens - job.tokens_moved
+    finally:
+        await reserved.settle()
     return job
 
 

@@ -34,8 +34,12 @@ def refuse_without(folder: Path) -> None:
     """
     if (folder / FILE).exists():
         return
-    adapter = f"; it is an adapter: serve its base model with --adapter {folder.absolute().name}={folder}"
-    raise ValueError(f"the folder has no {FILE}{adapter if (folder / OF_ADAPTER).exists() else ''}")
+    more = ""
+    if (folder / OF_ADAPTER).exists():
+        more = f"; it is an adapter: serve its base model with --adapter {folder.absolute().name}={folder}"
+    elif any(folder.glob("*.gguf")):
+        more = ", and GGUF files are not loaded"
+    raise ValueError(f"the folder has no {FILE}{more}")
 
 
 def read(place: str | Path, revision: str | None) -> PreTrainedConfig:

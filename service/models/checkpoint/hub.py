@@ -1,4 +1,4 @@
-"""A check that a Hugging Face id can be loaded, once and before all other work.
+"""A check that a Hugging Face id can be loaded, once and before all other work. Paths that are no folders are refused.
 
 transformers asks for every file of a model and tries each five times: a minute passes until it gives up.
 """
@@ -16,6 +16,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # it misses in their __all__
 
 ANSWER_S = 10.0
 """Longest wait for an answer of the hub."""
@@ -30,6 +31,19 @@ class NotOnHub(LookupError):
     """No model of this id can be had; the message says why."""
 
 
+def refuse_a_path(source: str) -> None:
+    """Raises:
+    NotOnHub: for a file, and for a path that no model of the hub can have as its id.
+    """
+    if Path(source).is_file():
+        told = "GGUF files are not loaded: name" if source.lower().endswith(".gguf") else "name"
+        raise NotOnHub(f"it is a file, and {told} the folder of the Hugging Face checkpoint")
+    try:
+        validate_repo_id(source)
+    except HFValidationError as error:
+        raise NotOnHub("this folder does not exist, and no Hugging Face id has this form") from error
+
+
 def offline_copy(model_id: str, revision: str | None) -> Path | None:
     """The folder of this machine's copy, where the hub is off or out of reach; None where the hub has the model.
 
@@ -42,8 +56,6 @@ def offline_copy(model_id: str, revision: str | None) -> Path | None:
             get_hf_file_metadata(hf_hub_url(model_id, CONFIG, revision=revision), timeout=ANSWER_S)
             return None
         why = "HF_HUB_OFFLINE forbids to download it"
-    except HFValidationError as error:
-        raise NotOnHub("it is neither a folder nor a Hugging Face id; a folder may have several models") from error
     except GatedRepoError as error:
         raise NotOnHub("the hub asks for a key whose owner accepted its terms: set HF_TOKEN") from error
     except RevisionNotFoundError as error:

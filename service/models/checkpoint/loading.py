@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 DEMO = Path(__file__).parent.parent / "demo"
 
-NO_TOKENIZER = "it has no words. Are its files there (tokenizer.json)? A model has those of its base model"
+NO_TOKENIZER = "its files are missing or hold no words, such as tokenizer.json. Copy those of its base model"
 OF_TOKENIZER = ("*token*", "vocab*", "*.model", "tekken*")
 """The refusal without a tokenizer's files, and their names."""
 
@@ -89,6 +89,9 @@ def _configured(source: str | Path, settings: Settings) -> tuple[str | Path, Any
     """The place of the files, which is a copy of the hub's if there is one, and the configuration there."""
     architecture.register()
     is_folder = Path(source).is_dir()
+    with _blamed(source):
+        if not is_folder:
+            hub.refuse_a_path(str(source))
     with _blamed(source, "the hub"):
         copy = None if is_folder else hub.offline_copy(str(source), settings.revision)
     with _blamed(source):

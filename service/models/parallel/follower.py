@@ -23,6 +23,8 @@ def follow(settings: Settings, rank: int, store: Path, pipe: Connection) -> None
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the leader finishes requests first
     from service import logs
+
+    logs.quiet_imports()
     from service.models.checkpoint.loading import ModelLoadError
     from service.models.parallel.group import joined
     from service.models.start import Started, started

@@ -193,6 +193,7 @@ def test_what_can_never_fit_is_refused_at_once_with_the_numbers(narrow: tuple[st
         assert (error["n_prompt_tokens"], error["n_ctx"]) == (500, 512)
         assert "maximum context length is 512 tokens" in error["message"]
         assert "exceeds the available context size" in error["message"]
+        assert error["message"].endswith(". Longer requests need a larger ROPEWAY_CACHE_TOKENS on this server")
 
 
 def rate_of(answer: httpx.Response) -> tuple[int, int, int]:

@@ -95,7 +95,8 @@ def test_a_job_that_another_server_made_meanwhile_counts_once(
         monkeypatch.setattr(store, "submitted", lambda *args: before.pop() if before else submitted(*args))
         again = key.submit()
         assert (again.status_code, again.json()["id"]) == (202, made.json()["id"])
-        wait_for(lambda: key.used() == TOKENS)
+        assert again.headers[RATE_HEADERS[1]] == str(tokens - TOKENS)
+        assert key.used() == TOKENS
 
 
 def test_a_job_that_is_refused_in_the_end_gives_its_tokens_back(
@@ -106,8 +107,9 @@ def test_a_job_that_is_refused_in_the_end_gives_its_tokens_back(
 
     with key_with(checkpoints, 100 * TOKENS) as key, key.nothing_is_read():
         monkeypatch.setattr(key.app.state.jobs, "add", refused)
-        assert key.submit().status_code == 429
-        wait_for(lambda: key.used() == 0)
+        refusal = key.submit()
+        assert (refusal.status_code, refusal.headers[RATE_HEADERS[1]]) == (429, str(100 * TOKENS))
+        assert key.used() == 0
 
 
 def test_a_cancelled_job_gives_back_the_tokens_that_it_did_not_read(checkpoints: Path) -> None:
@@ -140,8 +142,23 @@ def test_a_job_is_resumed_once_by_requests_at_once(checkpoints: Path, monkeypatc
         with ThreadPoolExecutor(3) as pool:
             answers = list(pool.map(lambda _: httpx.post(f"{job}/resume"), range(3)))
         assert [answer.status_code for answer in answers] == [202] * 3
-        wait_for(lambda: key.used() == TOKENS)
+        assert key.used() == TOKENS
         httpx.delete(job)
+
+
+@pytest.mark.parametrize("tokens", [3 * TOKENS, TOKENS + 100, TOKENS])
+def test_a_job_that_another_server_resumed_meanwhile_is_no_refusal(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    with key_with(checkpoints, tokens) as key, key.nothing_is_read():
+        made, store = key.submit().json()["id"], key.app.state.jobs
+        httpx.delete(f"{key.url}/jobs/{made}")
+        get, before = store.get, [store.get("anonymous", made)]
+        assert httpx.post(f"{key.url}/jobs/{made}/resume").status_code == 202
+        monkeypatch.setattr(store, "get", lambda *args, **options: before.pop() if before else get(*args, **options))
+        again = httpx.post(f"{key.url}/jobs/{made}/resume")
+        assert again.status_code == 202, again.text
+        assert not before
 
 
 def test_an_evaluation_counts_what_it_reads(checkpoints: Path) -> None:

@@ -134,6 +134,7 @@ def test_a_log_as_json_has_one_object_a_line(checkpoints: Path, tmp_path: Path) 
         lines = [json.loads(line) for line in started.log.read_text().splitlines()]
     assert {line["pid"] for line in lines if line.get("request_id") == "mine"} < pids
     assert {"draining", "replicas_ready", "request"} <= {line["event"] for line in lines}
+    assert not [line for line in lines if "torchao" in line["event"] or "_pytree" in line["event"]]
 
 
 def test_a_stream_arrives_in_parts_with_one_request_id(two: Started) -> None:
@@ -226,3 +227,4 @@ def test_the_end_fails_what_outlasts_the_grace(checkpoints: Path, tmp_path: Path
         assert [request.result() for request in sent] == ["shutting_down"] * 4
         assert started.process.wait(60) == 0
         assert not psutil.wait_procs(children, timeout=10)[1]
+        assert "(raylet)" not in started.log.read_text(), "Ray reports a failure of its own end"

@@ -68,7 +68,7 @@ def test_a_port_that_is_taken_meanwhile_is_named_in_the_last_line(checkpoints: P
     settings, log = ("replicas=2", f"database_url=sqlite:///{tmp_path / 'jobs.db'}"), tmp_path / "log"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        arguments = [*serve_arguments(checkpoints / "tiny", *settings), "--port", str(port)]
+        arguments = serve_arguments(checkpoints / "tiny", *settings, port=port)
         running = forked(without_a_trial_of_the_port, arguments, log=log)
         try:
             assert running.wait(120) == 1
@@ -79,12 +79,12 @@ def test_a_port_that_is_taken_meanwhile_is_named_in_the_last_line(checkpoints: P
     assert not [line for line in own if "Traceback" in line]
 
 
-def refusals(checkpoints: Path, folder: Path, *arguments: str) -> list[str]:
-    """The last line of the single server, and that of replicas. Both end with exit code 1."""
+def refusals(model: Path, folder: Path, *arguments: str) -> list[str]:
+    """The last line of the single server of ``model``, and that of replicas. Both end with exit code 1."""
     database, found = f"database_url=sqlite:///{folder / 'jobs.db'}", []
     for count in (1, 2):
         log = folder / f"log{count}"
-        given = [*serve_arguments(checkpoints / "tiny", database), "--replicas", str(count), *arguments]
+        given = [*serve_arguments(model, database), "--replicas", str(count), *arguments]
         running = forked(command, given, log=log)
         try:
             assert ends(running, 120) == 1, log.read_text()
@@ -98,14 +98,16 @@ def damaged(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": ')
 
 
-@pytest.mark.parametrize(("damage", "told"), [(shutil.rmtree, "the hub: "), (damaged, "its config.json: ")])
+@pytest.mark.parametrize(
+    ("damage", "told"), [(shutil.rmtree, "this folder does not exist, "), (damaged, "its config.json: ")]
+)
 def test_replicas_refuse_a_model_in_the_words_of_the_single_server(
     damage: Callable[[Path], object], told: str, checkpoints: Path, tmp_path: Path
 ) -> None:
     model = tmp_path / "model"
     shutil.copytree(checkpoints / "tiny", model)
     damage(model)
-    alone, replicas = refusals(checkpoints, tmp_path, "--model", str(model))
+    alone, replicas = refusals(model, tmp_path)
     assert replicas == alone
     assert replicas.startswith(f"error: ROPEWAY_MODEL: model '{model}' cannot be loaded: {told}")
 
@@ -125,13 +127,13 @@ def test_replicas_refuse_a_model_in_the_words_of_the_single_server(
 def test_replicas_refuse_a_setting_in_the_words_of_the_single_server(
     arguments: tuple[str, str], told: str, checkpoints: Path, tmp_path: Path
 ) -> None:
-    alone, replicas = refusals(checkpoints, tmp_path, *arguments)
+    alone, replicas = refusals(checkpoints / "tiny", tmp_path, *arguments)
     assert replicas == alone
     assert replicas.startswith(f"error: {told}")
 
 
-def test_a_log_as_json_ends_with_the_reason(checkpoints: Path, tmp_path: Path) -> None:
-    lines = refusals(checkpoints, tmp_path, "--set", "log_format=json", "--model", str(tmp_path / "none"))
+def test_a_log_as_json_ends_with_the_reason(tmp_path: Path) -> None:
+    lines = refusals(tmp_path / "none", tmp_path, "--set", "log_format=json")
     alone, replicas = ({name: json.loads(line)[name] for name in ("event", "error", "level")} for line in lines)
     assert replicas == alone
     assert replicas["error"].startswith("ROPEWAY_MODEL: ")

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from service.api import quotas
 from service.api.quotas import TokenRate
 from service.app import create_app
 from service.settings import Settings
@@ -26,6 +27,7 @@ from tests.service.serving import SHORT, serving, wait_for, within_a_minute
 
 GRANTED = """
 import asyncio, sys
+from service.api import quotas
 from service.api.quotas import TokenRate
 from service.errors import ApiError
 from service.sharing.limits import SharedLimits
@@ -246,3 +248,57 @@ async def test_tokens_come_back_in_the_shared_store(shared_url: str) -> None:
     assert await one.left(65) == 10, "a tenth of the minute at least"
     assert await one.left(97) == 3, "no more than a whole minute has"
     await shared.close()
+
+
+async def test_tokens_come_back_once_the_store_answers(
+    store: tuple[str, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(quotas, "RETRY_S", 0.2)
+    url, server = store
+    shared = SharedLimits(url)
+    rate = TokenRate(100, shared)
+    await rate.charge(90)
+    server.send_signal(signal.SIGSTOP)
+    await rate.give_back(60, "anonymous", 0.0)
+    await asyncio.sleep(1.0)
+    server.send_signal(signal.SIGCONT)
+    await asyncio.sleep(2.0)
+    assert await rate.left(0) == 70
+    await shared.close()
+
+
+@pytest.mark.parametrize("outages", [1, 3])
+async def test_tokens_come_back_after_an_outage(outages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "RETRY_S", 0.0)
+    rate = TokenRate(100)
+    storage: Any = rate._limiter.storage
+    look = storage.get_sliding_window
+    left = [OSError("out of reach")] * outages
+
+    async def late(*arguments: Any) -> Any:
+        if left:
+            raise left.pop()
+        return await look(*arguments)
+
+    await rate.charge(90)
+    monkeypatch.setattr(storage, "get_sliding_window", late)
+    await rate.give_back(60, "anonymous", 0.0)
+    assert len(left) == outages - 1
+    await asyncio.gather(*quotas._giving)
+    assert await rate.left(0) == 70
+
+
+async def test_tokens_that_may_have_come_back_do_not_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = TokenRate(100)
+    hit = rate._limiter.hit
+
+    async def without_an_answer(*arguments: Any, **options: Any) -> bool:
+        await hit(*arguments, **options)
+        raise OSError("no answer")
+
+    await rate.charge(90)
+    monkeypatch.setattr(rate._limiter, "hit", without_an_answer)
+    await rate.give_back(30, "anonymous", 0.0)
+    assert not quotas._giving
+    assert await rate.left(0) == 40

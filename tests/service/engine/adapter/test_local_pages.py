@@ -123,6 +123,7 @@ def test_a_model_serves_texts_that_are_longer_than_its_cache(asked: int | None, 
     try:
         served = registry.get("tiny")
         assert served.engine.longest > 3 * 6400
+        assert served.bound == "ROPEWAY_MAX_LENGTH"
         assert served.max_length == (asked or 6400), "no further than 32 trained lengths, or than the cache"
         longest = served.engine.longest
         assert served.engine.reserved(longest) <= 6400 < served.engine.reserved(longest + 32)

@@ -103,6 +103,26 @@ def test_a_type_without_a_language_model_is_named(folder: Path) -> None:
     assert refused(folder).endswith("of model_type 'voxtral', and custom code of a checkpoint is not run")
 
 
+# Paths
+
+
+@pytest.mark.parametrize(("name", "told"), [("config.json", "name"), ("a.GGUF", "GGUF files are not loaded: name")])
+def test_a_file_is_no_model(name: str, told: str, folder: Path) -> None:
+    (folder / name).touch()
+    assert refused(folder / name).endswith(f": it is a file, and {told} the folder of the Hugging Face checkpoint")
+
+
+def test_a_folder_with_gguf_files_alone_is_refused_as_such(tmp_path: Path) -> None:
+    (tmp_path / "model-Q4_K_M.gguf").touch()
+    assert refused(tmp_path).endswith("the folder has no config.json, and GGUF files are not loaded")
+
+
+@pytest.mark.parametrize("path", ["./absent", "/no/such/path", "one/two/three"])
+def test_a_path_that_does_not_exist_is_no_name_of_the_hub(path: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"'{path}' cannot be loaded: this folder does not exist, and "):
+        load("tiny", path, Settings(_env_file=None, device="cpu"))
+
+
 # Other files
 
 
@@ -118,7 +138,7 @@ def test_a_folder_without_a_tokenizer_is_refused(kind: str, folder: Path) -> Non
     edit(folder / "config.json", model_type=kind)
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    assert "its tokenizer: it has no words. Are its files there (tokenizer.json)?" in refused(folder)
+    assert "its tokenizer: its files are missing or hold no words, such as tokenizer.json. Copy " in refused(folder)
 
 
 # Weights

@@ -36,12 +36,13 @@ GREEDY: dict[str, Any] = {"max_new_tokens": 24, "temperature": 0, "ignore_eos": 
 
 
 class Both(NamedTuple):
-    """Base URLs of the group and of one process, that process's application, and the process that leads the group."""
+    """Base URLs of the group and of one process, that process's application, and the group's leader and log."""
 
     group: str
     alone: str
     app: FastAPI
     leader: psutil.Process
+    log: Path
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def both(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bot
         process(folder, "tensor_parallel=2", *small, log=log) as (running, group),
         serving(folder) as (alone, app),
     ):
-        yield Both(group, alone, app, psutil.Process(running.pid))
+        yield Both(group, alone, app, psutil.Process(running.pid), log)
 
 
 def of_both(both: Both, path: str, body: dict[str, Any]) -> list[Any]:
@@ -105,6 +106,10 @@ def test_requests_share_batches_and_have_the_tokens_of_one_process(both: Both, m
     for pe, (found, expected) in zip(encodings, answers, strict=True):
         assert found["results"][0]["token_ids"] == expected["results"][0]["token_ids"], pe
         assert found["results"][0]["pe"] == expected["results"][0]["pe"]
+
+
+def test_ranks_import_their_libraries_without_warnings(both: Both) -> None:
+    assert "torchao" not in both.log.read_text()
 
 
 def test_answers_are_forgotten_on_every_rank(both: Both) -> None:
