@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -14,12 +15,19 @@ from service.evaluation.formatting import percent, short_number
 from service.evaluation.recommend.plan import Reading, RecommendPlan, plan_of
 from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.recommend.results import AtLength, RecommendMethod, RecommendResult
-from service.evaluation.unit import Measured, Plan, Unit
+from service.evaluation.unit import Outcome, Plan, Unit
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 
 WINDOWS = {2: 16, 4: 16, 8: 16, 16: 8}
 """Length in units of the trained one -> windows."""
+
+
+class Measured(NamedTuple):
+    """``seconds`` are of CPU time."""
+
+    outcome: Outcome
+    seconds: float
 
 
 class Bench:

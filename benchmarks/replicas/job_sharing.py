@@ -42,7 +42,7 @@ def run(quick: bool = False) -> Report:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         cases = {name: Case(_servers(stack, folder / f"{name}.db", count)) for name, count in (("one", 1), ("two", 2))}
         timings = interleaved(
-            {name: lambda case=case: case.run(documents) for name, case in cases.items()},  # type: ignore[misc]
+            {name: lambda case=case: case.run(documents) for name, case in cases.items()},
             rounds=1 if quick else 3,
         )
     ratio = f"{timings.ratio('two', 'one'):.2f} ({timings.spread('two', 'one')})"

@@ -23,6 +23,7 @@ from patches import patched
 from service.engine.adapter import runner
 from service.engine.limits import EngineLimits
 from service.engine.request import SamplingParams
+from service.engine.sampling import sample
 from service.models.linear.layers import use_fastest
 
 ROWS = 64
@@ -63,7 +64,7 @@ class _Clock:
     def __init__(self) -> None:
         self.calls: list[tuple[float, float]] = []
 
-    def __call__(self, logits: torch.Tensor, requests: Any, *, own: Any = runner.sample) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, requests: Any, *, own: Any = sample) -> torch.Tensor:
         begin = time.perf_counter()
         tokens: torch.Tensor = own(logits, requests)
         if len(requests) == ROWS:

@@ -95,7 +95,7 @@ def script(folder: Path, method: dict[str, Any], length: int, files: list[Path])
 def perplexity(result: SweepResult, method: int, length: int) -> float:
     """The sweep's number; ``methods`` begin with the checkpoint's own encoding, which the sweep adds where missing."""
     (part,) = result.evaluations
-    return next(at.perplexity for at in part.methods[method].lengths if at.length == length)  # type: ignore[union-attr]
+    return next(at.perplexity for at in part.methods[method].lengths if at.length == length)  # type: ignore[attr-defined]
 
 
 def _python(module: str, *arguments: str) -> str:
@@ -110,7 +110,7 @@ def child(folder: str, methods: str, lengths: str, files: list[str]) -> SweepRes
     try:
         texts = [Path(file).read_text(encoding="utf-8") for file in files]
         part = {"evaluation": "perplexity", "input": texts, "bos": "always"}
-        body = SweepRequest(methods=json.loads(methods), lengths=json.loads(lengths), evaluations=[part])  # type: ignore[list-item]
+        body = SweepRequest(methods=json.loads(methods), lengths=json.loads(lengths), evaluations=[part])
         result: SweepResult = finish(evaluate(plan_of(body, models, settings)))
         return result
     finally:

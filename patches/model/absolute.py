@@ -105,10 +105,12 @@ def embeddings(
 ) -> torch.Tensor:
     """Position embeddings [rows, tokens, width] of encoded ``position_ids`` [rows, tokens].
 
-    The host reads no tensor, so a CUDA graph can have the operations. Each of the ``used`` slots that moves positions
-    has its own; None are all slots of the table.
+    Each of the ``used`` slots that moves positions has its own operations. A CUDA graph can have them: the host reads
+    no tensor. None are the slots of these tokens, which it reads if some slot of the table moves positions.
     """
     position, slot = decode(position_ids)
+    if used is None and slots.adds(None):
+        used = slot.unique().tolist()
     moving = [(slot == number, absolute) for number, absolute in slots.adds(used)]
     plain = position
     for inside, _ in moving:  # their positions may lie past the end of a table

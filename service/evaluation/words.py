@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from service.evaluation.documents import BUILT_IN
 from service.evaluation.formatting import listed, percent
 from service.evaluation.results import DocumentInfo, EvaluationResult, Group, Score, Scores, are_equal, overlaps_text
+from service.evaluation.statistics.pieces import LEAST
 
 TOLERANCE = 0.1
 """Share by which a perplexity near the reference may exceed it."""
@@ -63,8 +64,8 @@ def cautions_of(
 
 def uneven_text(documents: Sequence[DocumentInfo], groups: Sequence[Group]) -> list[str]:
     """The caution about one of several ``documents`` that has more than half of the scored tokens."""
-    total = sum(tokens for _, tokens in groups)
-    if len(documents) == 1 or len(groups) != len(documents) or not total:  # early versions had blocks of documents
+    total, scored = sum(tokens for _, tokens in groups), sum(tokens > 0 for _, tokens in groups)
+    if len(groups) != len(documents) or scored < LEAST:  # there is no interval; early versions had blocks of documents
         return []
     shares = [(document.name, tokens / total) for document, (_, tokens) in zip(documents, groups, strict=True)]
     return [

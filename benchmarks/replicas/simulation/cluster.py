@@ -89,7 +89,7 @@ class Simulation:
         self._left = len(self._outcome.requests)
         self._start(0.0, cluster.replicas)
         for request in self._outcome.requests:
-            self._at(request.arrival, lambda now, request=request: self._route(now, request))  # type: ignore[misc]
+            self._at(request.arrival, lambda now, request=request: self._route(now, request))
         if cluster.lost is not None:
             self._at(cluster.lost[0], self._lose)
         if cluster.autoscaling is not None:

@@ -89,11 +89,11 @@ class Evidence:
         shared = min(len(self.nll), len(other.nll))
         more = self.losses[:shared] - other.losses[:shared]
         found = self._mean(more)
-        return Difference(float(more.mean()), self._interval(found), None if found is None else found.above)
+        return Difference(float(more.mean()), self._interval(more), None if found is None else found.above)
 
     def at(self, length: int, best: Evidence, tolerance: float) -> AtLength:
         """The numbers at ``length`` tokens, compared with the best one there."""
-        above, nll = self.above(best), self._interval(self._mean(self.nll))
+        above, nll = self.above(best), self._interval(self.nll)
         if nll is not None:
             nll = nll.model_copy(update={"low": finite_exp(nll.low), "high": finite_exp(nll.high)})
         return AtLength(
@@ -102,7 +102,7 @@ class Evidence:
             perplexity=finite_exp(float(self.nll.mean())),
             perplexity_interval=nll,
             recall=float(self.recall.mean()),
-            recall_interval=self._interval(self._mean(self.recall), most=1.0),
+            recall_interval=self._interval(self.recall, most=1.0),
             recall_first=float(self.first.mean()),
             loss=self.loss,
             difference=above.mean,
@@ -112,20 +112,21 @@ class Evidence:
 
     def gained(self) -> Interval | None:
         """95 % interval of the share of repeated tokens that the model predicts for the repeat alone."""
-        return self._interval(self._mean(self.recall - self.first))
+        return self._interval(self.recall - self.first)
 
     def _mean(self, values: np.ndarray) -> Mean | None:
         """Mean of ``values`` float64 [n] of the first n windows. None for fewer than three pieces of text."""
         return mean_of(self.places.groups(values), TWICE)
 
-    def _interval(self, found: Mean | None, most: float = math.inf) -> Interval | None:
-        """95 % interval of a mean, within 0 and ``most`` where that is finite."""
+    def _interval(self, values: np.ndarray, most: float = math.inf) -> Interval | None:
+        """95 % interval of that mean, within 0 and ``most`` where that is finite."""
+        found = self._mean(values)
         if found is None:
             return None
         low, high = found.value - found.half, found.value + found.half
         if math.isfinite(most):
             low, high = max(0.0, low), min(most, high)
-        return Interval(low=low, high=high, kind=self.places.kind)
+        return Interval(low=low, high=high, kind=self.places.kind(len(values)))
 
 
 def copies(reference: Evidence) -> RecallShown:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +12,9 @@ from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.documents import Document
 from service.evaluation.results import Group
 from service.evaluation.statistics.pieces import LEAST, pieces_of
+
+DENSE = 8
+"""Places of a text for each window, from which on windows are far enough apart to count alone."""
 
 
 class Place(NamedTuple):
@@ -29,24 +31,24 @@ class Places:
     windows: tuple[Place, ...]
     every: int
 
-    @cached_property
-    def kind(self) -> Literal["documents", "quarters", "windows"]:
-        """The pieces of text that count as independent.
+    def kind(self, read: int) -> Literal["documents", "quarters", "windows"]:
+        """The pieces of the text of the first ``read`` windows that count as independent.
 
         Windows of one document are alike, so three documents or more count once each. Of fewer, windows at random
-        places say as much as they are many. If they fill the text, neighbours are alike, as blocks of perplexity are.
+        places far apart count alone. If they fill more than an eighth of the text, neighbours are alike, as blocks of
+        perplexity are.
         """
-        if len({place.document for place in self.windows}) >= LEAST:
+        if len({place.document for place in self.windows[:read]}) >= LEAST:
             return "documents"
-        return "quarters" if 2 * len(self.windows) > self.every else "windows"
+        return "quarters" if DENSE * read > self.every else "windows"
 
     def groups(self, values: np.ndarray) -> list[Group]:
         """(sum, windows) of every piece, of ``values`` float64 [n] of the first n windows."""
         each = [(float(value), 1) for value in values]
-        if self.kind == "windows":
+        read, kind = self.windows[: len(values)], self.kind(len(values))
+        if kind == "windows":
             return each
-        read = self.windows[: len(values)]
-        if self.kind == "quarters":
+        if kind == "quarters":
             return pieces_of([each[index] for index in sorted(range(len(read)), key=read.__getitem__)], 1)
         found: dict[int, Group] = {}
         for place, (value, _) in zip(read, each, strict=True):

@@ -104,9 +104,10 @@ class Range(BaseModel):
 class Answer(BaseModel):
     """``label`` and ``pe`` are of the encoding to use. ``native_is_enough``: it is the checkpoint's own.
 
-    ``confidence`` is the probability, by Student's t over windows, that it has a lower loss than ``runner_up``. It
-    is null with fewer than three windows. ``runner_up`` is the next among the candidates of the last round.
-    ``recall_counts``: the model surely copies within its trained length, so recall is a part of the loss.
+    ``confidence`` is the probability, by Student's t, that it has a lower loss than ``runner_up``. It is over
+    documents, windows or quarters of the text, as the intervals, and null with fewer than three. ``runner_up`` is
+    the next among the candidates of the last round. ``recall_counts``: the model surely copies within its trained
+    length, so recall is a part of the loss.
     """
 
     label: str
@@ -197,7 +198,7 @@ class RecommendResult(EvaluationResult):
             {at.length: Score(at.perplexity, at.perplexity_interval) for at in method.lengths}
             for method in self.methods
         ]
-        return Scores("perplexity", True, by_method, note="95 % interval over windows")
+        return Scores("perplexity", True, by_method)
 
     def end_early(self, partial: Partial) -> None:
         super().end_early(partial)

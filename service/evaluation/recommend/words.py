@@ -40,6 +40,7 @@ def sentences(
         _choice(methods, chosen, answer, schedule, trained_length),
         *_evidence(methods, chosen, schedule, answer),
         *_doubt(methods, chosen, answer, schedule),
+        *_more_documents(methods, chosen, answer, schedule),
         *_scaling(methods, chosen),
         *_dropped(methods, schedule),
         _cost(chosen, schedule),
@@ -199,6 +200,16 @@ def _doubt(
     elif not answer.tied:
         sure = f"with probability {probability(answer.confidence)}"
         yield f"Over {read} windows it is better than the next finalist, {answer.runner_up}, {sure}."
+
+
+def _more_documents(
+    methods: Sequence[RecommendMethod], chosen: RecommendMethod, answer: Answer, schedule: Schedule
+) -> Iterator[str]:
+    """The way out of doubt where intervals are over documents."""
+    interval = next(at.perplexity_interval for at in chosen.lengths if at.length == schedule.target)
+    doubtful = answer.tied or answer.recall_shown == "unsure" or any(method.verdict == "unsure" for method in methods)
+    if doubtful and interval is not None and interval.kind == "documents":
+        yield "Windows of one document are alike: more documents compare candidates better than more windows."
 
 
 def _scaling(methods: Sequence[RecommendMethod], chosen: RecommendMethod) -> Iterator[str]:

@@ -17,7 +17,7 @@ from service.sharing.stopping import check_wanted
 BLOCK = 64
 MOST_BLOCKS = 256
 
-TWICE = 64
+TWICE = 32
 """Tokens of a text whose mean NLL varies twice as much as that of a long one."""
 
 

@@ -28,7 +28,7 @@ class _Measure(NamedTuple):
     judged: bool
 
 
-WHISKERS = f"Whiskers: 95 %, from {LEAST} windows on."
+WHISKERS = f"Whiskers: 95 %, from {LEAST} windows on, or {LEAST} documents."
 
 _MEASURES = (
     _Measure(

@@ -63,6 +63,8 @@ def test_a_document_with_most_of_the_scored_tokens_is_named() -> None:
     (caution,) = result.cautions()
     assert caution == "b.txt has 80 % of the scored tokens. Intervals are over documents, so they are wide beside it."
     assert result.words()[-1] == caution
+    at.groups = [(10.0, 100), (30.0, 800), (10.0, 0)]
+    assert result.cautions() == [], "two documents have no interval"
     alone = result_of({"default": [6.0]}, [256], documents=("a.txt",))
     alone.methods[0].lengths[0].groups = at.groups
     assert alone.cautions() == [], "of one document, groups are its blocks"

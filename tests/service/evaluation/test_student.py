@@ -86,7 +86,7 @@ def test_an_interval_is_wide_where_one_document_has_most_tokens() -> None:
 
 def test_a_document_of_a_few_tokens_hardly_counts() -> None:
     groups = [(762 * (2.0 + shift), 762) for shift in (-0.3, -0.2, -0.1, 0.1, 0.2, 0.3)]
-    found = [interval_of(several, 7) for several in (groups, [*groups, (5 * 4.0, 5)])]
+    found = [interval_of(several, 7) for several in (groups, [*groups, (5 * 3.0, 5)])]
     assert found[0] is not None
     assert found[1] is not None
     assert found[1].high - found[1].low < 1.5 * (found[0].high - found[0].low)
@@ -183,8 +183,8 @@ def test_two_values_have_no_interval_and_no_probability() -> None:
 @pytest.mark.parametrize(
     ("documents", "every", "kind", "pieces"),
     [
-        ([0] * 8, 16, "windows", [1] * 8),
-        ([0] * 8, 15, "quarters", [2] * 4),
+        ([0] * 8, 64, "windows", [1] * 8),
+        ([0] * 8, 63, "quarters", [2] * 4),
         ([0, 1] * 2, 4, "quarters", [1, 1, 2]),
         ([0, 1, 2, 0, 0, 0, 0, 1], 100, "documents", [1, 2, 5]),
     ],
@@ -194,9 +194,16 @@ def test_pieces_of_text_that_count_as_independent(
 ) -> None:
     places = Places(tuple(Place(document, 100 - index) for index, document in enumerate(documents)), every)
     groups = places.groups(np.arange(len(documents), dtype=np.float64))
-    assert places.kind == kind
+    assert places.kind(len(documents)) == kind
     assert sorted(windows for _, windows in groups) == pieces
     assert sum(total for total, _ in groups) == sum(range(len(documents)))
+
+
+def test_pieces_are_those_of_the_windows_that_were_read() -> None:
+    places = Places(tuple(Place(document, 10) for document in (0, 0, 1, 1, 2, 2)), 40)
+    assert [places.kind(read) for read in (3, 4, 5, 6)] == ["windows", "windows", "documents", "documents"]
+    dense = Places(tuple(Place(0, stop) for stop in range(8)), 40)
+    assert [dense.kind(read) for read in (5, 6)] == ["windows", "quarters"]
 
 
 def test_quarters_are_neighbours_in_the_text() -> None:
