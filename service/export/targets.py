@@ -174,7 +174,7 @@ def export(method: Method, source: Source, target: Target, length: int) -> Expre
 
 
 def default_length(method: Method, geometry: RopeGeometry) -> int:
-    """The length that the parameters reach; for the checkpoint's own encoding the one that it declares.
+    """The length that the parameters reach; for the checkpoint's own encoding the longest that it declares.
 
     Raises:
         LengthRequired: for an encoding that depends on the length, or whose parameters name none.
@@ -182,7 +182,9 @@ def default_length(method: Method, geometry: RopeGeometry) -> int:
     """
     declared = geometry.max_position_embeddings
     if _is_own(resolve(method, geometry, declared), geometry, declared):
-        return declared
+        # Cards of checkpoints add a scaling, and leave the maximum at the trained length.
+        own = geometry.native
+        return max(declared, (own.reached(geometry) if isinstance(own, Method) else None) or 0)
     if method.recipe(geometry).depends_on_length:
         raise LengthRequired("this encoding depends on it")
     reached = effective(method, geometry).reached(geometry)

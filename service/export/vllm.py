@@ -32,6 +32,8 @@ MSCALES = {"mscale", "mscale_all_dim"}
 # vllm/model_executor/layers/rotary_embedding/__init__.py. Its "dynamic" is fixed at start-up, as a base alone is.
 TYPES = {RopeType.DEFAULT, RopeType.LINEAR, RopeType.YARN, RopeType.LLAMA3, RopeType.LONGROPE}
 
+PLAIN_LORA = "It refuses adapters with DoRA or modules_to_save."
+
 
 class VLLM(Target):
     name: ClassVar[str] = "vllm"
@@ -69,7 +71,7 @@ class VLLM(Target):
 
     def adapter(self, name: str, folder: str) -> tuple[list[str], str]:
         options = ["--enable-lora", "--lora-modules", f"{name}={folder}"]
-        return options, f"{folder} is that of the adapter; a rank above 16 needs --max-lora-rank."
+        return options, f"{folder} is that of the adapter; a rank above 16 needs --max-lora-rank. {PLAIN_LORA}"
 
 
 def fits(form: Form, wanted: Wanted) -> bool:

@@ -190,11 +190,12 @@ class Yarn(TurnRangeMethod):
 
     def ratio(self, geometry: RopeGeometry) -> float:
         """Raises:
-        ValueError: without ``factor`` on a model whose maximum is its trained length.
+        ValueError: without ``factor`` on a model that declares none, and no maximum beyond its trained length.
         """
         if self.factor is not None:
             return self.factor
-        declared = geometry.max_position_embeddings / self.trained_length(geometry)
+        own: float = getattr(geometry.native, "factor", None) or 1.0
+        declared = max(own, geometry.max_position_embeddings / self.trained_length(geometry))
         if declared <= 1:
             raise ValueError("factor: required, this model declares no length beyond its trained one")
         return declared

@@ -78,6 +78,8 @@ def _shown(policy: Policy, served: ServedModel) -> JSONResponse:
     """The policy with the cautions that depend on this server, which are not stored."""
     last = policy.ranges[-1].up_to
     cautions = [] if last is None else out_of_reach(last, served)
+    if served.policy is not None:
+        cautions.append(f"`auto` follows the operator's policy file for {served.name}, and not this policy.")
     return JSONResponse(policy.model_copy(update={"notes": (*policy.notes, *cautions)}).model_dump(mode="json"))
 
 

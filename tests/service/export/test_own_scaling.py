@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from patches import describe, parse, patched
-from service.export.targets import TARGETS, NotExpressible, Source, source_of
+from service.export.targets import TARGETS, NotExpressible, Source, default_length, source_of
 from tests.methods import Fields
 from tests.models import tiny_model
 from tests.service.export.test_targets import GEOMETRY, PLAIN, config, exported
@@ -53,6 +53,21 @@ def mscale_of_sglang(entries: dict[str, Any]) -> float:
     one, other = entries.get("mscale", 1.0), entries.get("mscale_all_dim", 0.0)
     ratio = (0.1 * one * math.log(entries["factor"]) + 1) / (0.1 * other * math.log(entries["factor"]) + 1)
     return float(ratio * entries.get("attn_factor", 1.0))
+
+
+def test_a_scaling_beside_the_trained_maximum_reaches_its_own_length() -> None:
+    """Cards of Qwen add YaRN to a configuration whose maximum stays."""
+    carded = shipped(YARN, max_position_embeddings=256)
+    for text in ("default", "yarn", "yarn:4"):
+        assert default_length(parse(text), carded.geometry) == 1024
+    assert parse("yarn").parameters(carded.geometry)["factor"] == 4.0
+    expression = exported("default", "vllm", 1024, carded)
+    assert expression.config["max_position_embeddings"] == 1024
+    assert expression.config["rope_parameters"].items() >= YARN.items()
+    assert expression.arguments[-2:] == ["--max-model-len", "1024"]
+    assert default_length(parse("default"), shipped(YARN, max_position_embeddings=2048).geometry) == 2048
+    with pytest.raises(ValueError, match="declares no length"):
+        parse("yarn").parameters(GEOMETRY)
 
 
 @pytest.mark.parametrize("source", [GPT_OSS, LATENT], ids=["gpt_oss", "latent"])

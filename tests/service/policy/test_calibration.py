@@ -85,6 +85,9 @@ def test_the_shell_saves_a_policy_that_a_server_starts_with(
     with serving(checkpoints, policy=file) as (url, _):
         answer = httpx.post(f"{url}/generate", json={"prompt": PROMPT, "pe": "auto", "max_new_tokens": 4}, timeout=60)
         assert answer.json()["results"][0]["auto"]["source"] == "file"
+        with Ropeway(url) as client:
+            kept = client.calibrate(client.evaluate("recommend", **ASKED).id)
+        assert kept.notes[-1] == "`auto` follows the operator's policy file for tiny, and not this policy."
 
 
 def test_other_commands_save_no_policy(tmp_path: Path) -> None:
