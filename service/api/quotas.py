@@ -33,6 +33,9 @@ RATE_HEADERS = ("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-r
 SLACK_S = 0.1
 """A minute of the shared store begins with a charge, and its clock has milliseconds."""
 
+SOON_S = 0.2
+"""Seconds that an answer waits for its headers to count what came back."""
+
 
 class TokenRate:
     """Tokens that one tenant may use in a minute. The window slides by weighting the last two minutes, which
@@ -217,26 +220,33 @@ class Reserved:
         current.cleanup.callback(self._give_back, current.tenant)
 
     async def settle(self) -> None:
-        """Give back what is left before the answer, whose headers then count it."""
-        tokens, self.tokens = self.tokens, 0
-        if tokens > 0:
-            await self._rate.give_back(tokens, context.current().tenant, time.monotonic() - self._charged)
-            await self._rate.tell()
+        """Give back what is left. The headers of the answer count it if that takes no time, as it nearly always does.
 
-    def _give_back(self, tenant: str) -> None:
-        if self.tokens > 0 and self._rate.most < sys.maxsize:
-            _go_on(self._rate.give_back(self.tokens, tenant, time.monotonic() - self._charged))
+        It goes on where the request is cancelled.
+        """
+        giving = self._give_back(context.current().tenant)
+        if giving is not None:
+            done, _ = await asyncio.wait({giving}, timeout=SOON_S)
+            if done:
+                await self._rate.tell()
+
+    def _give_back(self, tenant: str) -> asyncio.Task[None] | None:
+        tokens, self.tokens = self.tokens, 0
+        if tokens <= 0 or self._rate.most == sys.maxsize:
+            return None
+        return _go_on(self._rate.give_back(tokens, tenant, time.monotonic() - self._charged))
 
 
 _giving = set[asyncio.Task[None]]()
 """Tasks at work. The event loop keeps no task alive."""
 
 
-def _go_on(giving: Coroutine[Any, Any, None]) -> None:
+def _go_on(giving: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     """Give tokens back beside what runs now."""
     task = asyncio.get_running_loop().create_task(giving)
     _giving.add(task)
     task.add_done_callback(_giving.discard)
+    return task
 
 
 def set_deadline(timeout_s: float | None, settings: Settings) -> None:

@@ -93,7 +93,9 @@ def list_jobs(
 
 
 def _encodings(job: JobInfo) -> str:
-    """The encodings that a job measures, the first ones in short."""
+    """The encodings that a job measures, the first ones in short. Listings have no request that is too long."""
+    if not job.request:
+        return ""
     asked = job.request.get("methods")
     if asked is None:
         return PROPOSED if job.evaluation == "recommend" else "default"

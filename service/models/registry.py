@@ -291,6 +291,8 @@ def _max_length(name: str, engine: Engine, settings: Settings) -> tuple[int, str
             )
         log.warning("max_length_beyond_the_cache", model=name, max_length=asked, room=room)
     most = min(engine.limits.max_length or room, room)
+    if most == asked == room and settings.cache_tokens is not None:
+        return most, "ROPEWAY_CACHE_TOKENS and ROPEWAY_MAX_LENGTH"
     return most, "ROPEWAY_MAX_LENGTH" if most == asked or most < room else "ROPEWAY_CACHE_TOKENS"
 
 

@@ -12,16 +12,14 @@ from service.api.encodings.auto import with_methods
 from service.api.http.routing import DocumentsRoute
 from service.api.jobs import events, files
 from service.api.jobs.lookup import job_info, linked, runner_of, stored_job, with_files
-from service.api.jobs.submission import IdempotencyKey, accepted, charged, check_room, submit
+from service.api.jobs.submission import NO_ROOM, IdempotencyKey, accepted, charged, check_room, submit
 from service.api.quotas import admit, rate_of
 from service.api.responses.jobs import JobList, PlanInfo
 from service.api.store import store_of, stored
-from service.errors import ApiError
 from service.evaluation.catalogue import EVALUATIONS, any_request, plan_of
 from service.evaluation.request import EvaluationRequest
 from service.jobs.address import setup_of, versions_of
 from service.jobs.records import ENDED_EARLY, UNFINISHED, JobInfo, JobState
-from service.jobs.storage.refusals import TooManyJobBytes, TooManyJobs
 from service.jobs.storage.terms import Terms
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=DocumentsRoute)
@@ -107,8 +105,8 @@ async def resume(job_id: str, request: Request) -> Any:
         try:
             await check_room(request, terms)
             resumed = await charged(request, info.tokens_total - info.tokens_done, store.resume, tenant, job_id, terms)
-        except (ApiError, TooManyJobs, TooManyJobBytes):  # another server may have resumed it meanwhile
-            resumed = await stored_job(job_id, request)
+        except NO_ROOM:  # another server may have resumed it meanwhile
+            resumed = await stored_job(job_id, request, with_request=True)
             if resumed.state not in UNFINISHED:
                 raise
     else:

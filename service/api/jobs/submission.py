@@ -23,6 +23,9 @@ from service.jobs.records import JobInfo
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, TooManyJobBytes, TooManyJobs, UnknownJob
 from service.jobs.storage.terms import Terms
 
+NO_ROOM = (ApiError, TooManyJobs, TooManyJobBytes)
+"""Refusals of a job that another server may have queued, or resumed, meanwhile."""
+
 REFUSALS = (IdempotencyMismatch, JobDone, TooManyJobBytes, TooManyJobs, UnknownJob)
 """Reasons why the store queues no job."""
 
@@ -66,7 +69,7 @@ async def _queued_once(body: EvaluationRequest, request: Request, key: str) -> J
             return made
         try:
             return await _queued(body, request, key)
-        except (ApiError, TooManyJobs, TooManyJobBytes):  # another server may have made it meanwhile
+        except NO_ROOM:  # another server may have made it meanwhile
             if made := await stored(request, store.submitted, tenant, body, key):
                 return made
             raise

@@ -37,7 +37,7 @@ def refuse_without(folder: Path) -> None:
     more = ""
     if (folder / OF_ADAPTER).exists():
         more = f"; it is an adapter: serve its base model with --adapter {folder.absolute().name}={folder}"
-    elif any(folder.glob("*.gguf")):
+    elif any(file.suffix.lower() == ".gguf" for file in folder.iterdir()):
         more = ", and GGUF files are not loaded"
     raise ValueError(f"the folder has no {FILE}{more}")
 

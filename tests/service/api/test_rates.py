@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -9,14 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from sqlalchemy import update
 
-from service.api.quotas import RATE_HEADERS
+from service.api.quotas import RATE_HEADERS, Reserved, TokenRate
 from service.jobs.database.tables import Job
 from service.jobs.storage.refusals import TooManyJobs
 from tests.service.conftest import TEXT
@@ -158,7 +160,35 @@ def test_a_job_that_another_server_resumed_meanwhile_is_no_refusal(
         monkeypatch.setattr(store, "get", lambda *args, **options: before.pop() if before else get(*args, **options))
         again = httpx.post(f"{key.url}/jobs/{made}/resume")
         assert again.status_code == 202, again.text
+        assert again.json()["request"]["lengths"] == JOB["lengths"]
         assert not before
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_tokens_come_back_from_a_slow_store_behind_the_answer(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do where the client has left meanwhile, too."""
+    answers, given = asyncio.Event(), asyncio.Event()
+
+    async def give_back(*_: Any) -> None:
+        await answers.wait()
+        given.set()
+
+    rate = TokenRate(1000, None)
+    monkeypatch.setattr(rate, "give_back", give_back)
+    reserved = Reserved(cast(Request, SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(token_rate=rate)))))
+    await reserved.charge(0, 300)
+    settling = asyncio.create_task(reserved.settle())
+    await asyncio.sleep(0)
+    if leaves:
+        settling.cancel()
+    await asyncio.wait([settling], timeout=10)
+    assert settling.done()
+    assert settling.cancelled() == leaves
+    assert not given.is_set()
+    answers.set()
+    await asyncio.wait_for(given.wait(), 10)
 
 
 def test_an_evaluation_counts_what_it_reads(checkpoints: Path) -> None:

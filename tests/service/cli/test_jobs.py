@@ -118,6 +118,15 @@ def test_the_list_has_the_encodings_of_jobs_that_name_none(server: str, client: 
     assert "proposed" in listed(server, client.submit("recommend", length=64, windows=2, **fields))
 
 
+def test_the_list_knows_no_encodings_of_long_requests(
+    server: str, client: Ropeway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listings have no request that is long without its documents."""
+    job = client.submit("perplexity", input=TEXT[:2000], methods=["yarn:4"], lengths=[64], max_tokens=128)
+    monkeypatch.setattr(Ropeway, "jobs", lambda *_, **__: [job.model_copy(update={"request": {}})])
+    assert "default" not in listed(server, job)
+
+
 def test_encodings_stay_whole_at_80_columns(server: str, client: Ropeway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stdout, "_width", 80)
     fields = {"input": TEXT[:2000], "lengths": [64], "max_tokens": 128}

@@ -16,7 +16,7 @@ from service.settings import Settings
     [
         ({}, 512, "ROPEWAY_CACHE_TOKENS"),
         ({"max_length": 500}, 500, "ROPEWAY_MAX_LENGTH"),
-        ({"max_length": 512}, 512, "ROPEWAY_MAX_LENGTH"),
+        ({"max_length": 512}, 512, "ROPEWAY_CACHE_TOKENS and ROPEWAY_MAX_LENGTH"),
     ],
 )
 def test_the_setting_that_bounds_a_request_is_known(
