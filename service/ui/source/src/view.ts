@@ -10,6 +10,7 @@ const WRITE_MS = 250;
 const changed = new EventTarget();
 /** After a reload the tab's own memory is fresher than the address, which is written a moment after each change. */
 const isReload = (performance.getEntriesByType("navigation")[0] as PerformanceNavigationTiming | undefined)?.type === "reload";
+const addressAtLoad = location.hash;
 
 export function tabOf(hash: string): string {
   return hash.replace(/^#/, "").split("?")[0] ?? "";
@@ -79,7 +80,10 @@ export function useSettings<T extends Settings>(
     const everywhere = remembered(localStorage);
     return fitting({ ...everywhere, ...inAddress(tab, remembered(sessionStorage), everywhere) }, defaults) as T;
   };
-  const [settings, set] = useState<T>(() => fitting({ ...read(), ...(isReload && remembered(sessionStorage)) }, defaults) as T);
+  const [settings, set] = useState<T>(() => {
+    const isFresher = isReload && (location.hash === addressAtLoad || !inAddress(tab)); // a later link goes first
+    return fitting({ ...read(), ...(isFresher && remembered(sessionStorage)) }, defaults) as T;
+  });
   const latest = useRef(settings);
   latest.current = settings;
   const write = () => {
