@@ -77,6 +77,16 @@ def test_a_method_that_the_model_refuses_shows_why(small: tuple[str, FastAPI], v
     expect(page.locator(".stale")).to_have_count(0)
 
 
+def test_a_link_after_a_reload_has_its_own_encodings(small: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{small[0]}/ui/#generate")
+    expect(page.get_by_label("Encoding 4", exact=True)).to_be_visible()
+    page.get_by_role("link", name="Encodings", exact=True).click()
+    page.reload()
+    page.get_by_role("link", name="Generate with it").click()
+    expect(page.get_by_label("Encoding 2", exact=True)).to_have_value("yarn:factor=4")
+    expect(page.get_by_label("Encoding 3", exact=True)).to_have_count(0)
+
+
 def test_an_unknown_method_leads_to_the_list_of_the_page(small: tuple[str, FastAPI], visits: Visits) -> None:
     page = visits.open(f"{small[0]}/ui/#generate?pe[]=zzzz")
     page.get_by_role("button", name="Generate").click()

@@ -18,6 +18,9 @@ from tests.service.ui.proxy import proxied
 pytestmark = pytest.mark.slow
 expect = playwright.expect
 
+PARTS = ("generate", "encodings", "reach", "use")
+"""Those that are for one model."""
+
 
 def answers(page: playwright.Page) -> playwright.Locator:
     return page.get_by_role("article")
@@ -135,7 +138,7 @@ def test_the_only_model_is_named_and_a_full_row_says_so(tiny: tuple[str, FastAPI
     only = httpx.get(f"{tiny[0]}/models").json()["models"][:1]
     page = visits.open(f"{tiny[0]}/blank")
     page.route("**/models", lambda route: route.fulfill(json={"models": only}))
-    for part in ("generate", "encodings", "reach", "use"):
+    for part in PARTS:
         page.goto(f"{tiny[0]}/ui/#{part}")
         expect(page.get_by_role("textbox", name="Model", exact=True).locator("visible=true")).to_have_value(
             only[0]["id"]
@@ -269,24 +272,56 @@ def test_an_error_goes_once_its_field_is_corrected(tiny: tuple[str, FastAPI], vi
     expect(seed).to_be_focused()
 
 
+def test_a_prompt_that_is_too_long_fits_with_fewer_new_tokens(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(tiny[0])
+    prompt, most = page.get_by_label("Prompt", exact=True), page.get_by_label("Most new tokens")
+    prompt.fill("word " * 300)
+    most.fill("1999")
+    page.get_by_role("button", name="Generate").click()
+    expect(prompt).to_have_attribute("aria-invalid", "true")
+    most.fill("8")
+    expect(prompt).to_have_attribute("aria-invalid", "false")
+
+
+def models_of(url: str) -> list[str]:
+    return [model["id"] for model in httpx.get(f"{url}/models").json()["models"]]
+
+
 def test_a_model_that_is_not_served_has_no_substitute(tiny: tuple[str, FastAPI], visits: Visits) -> None:
-    names = [model["id"] for model in httpx.get(f"{tiny[0]}/models").json()["models"]]
+    names = models_of(tiny[0])
     page = visits.open(f"{tiny[0]}/blank")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
     model = page.get_by_role("combobox", name="Model").locator("visible=true")
-    for part in ("generate", "encodings", "reach", "use"):
+    for part in PARTS:
         page.goto(f"{tiny[0]}/ui/#{part}?model=gone")
         expect(model).to_have_value("gone")
         expect(model).to_have_accessible_description(f"gone is not served here: choose {' or '.join(names)}")
     page.wait_for_timeout(600)  # the parts ask once their controls rest
     assert asked == []
-    page.goto(f"{tiny[0]}/ui/#generate?model=gone&pe[]=default")
-    model.select_option(names[1])
+    for part in PARTS:
+        page.goto(f"{tiny[0]}/ui/#{part}?model=gone&pe[]=default")
+        model.select_option(names[1])
+        expect(model).to_be_focused()
+        expect(model).to_have_attribute("aria-invalid", "false")
+    page.get_by_role("link", name="Generate", exact=True).click()
     page.get_by_role("button", name="Generate").click()
     all_done(page, 1)
     page.get_by_text("Encoding in effect").first.click()
     expect(answers(page).first.get_by_role("row", name="model")).to_contain_text(names[1])
+    page.goto(f"{tiny[0]}/ui/#generate?model=gone")
+    expect(model).to_have_value("gone")
+    page.reload()
+    expect(model).to_have_value("gone")
+
+
+def test_a_remembered_model_that_is_not_served_is_forgotten(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{tiny[0]}/blank")
+    for part in PARTS:
+        page.evaluate("part => localStorage.setItem(`ropeway.${part}`, JSON.stringify({model: 'gone'}))", part)
+        page.goto(f"{tiny[0]}/ui/#{part}")
+        model = page.get_by_role("combobox", name="Model").locator("visible=true")
+        expect(model).to_have_value(models_of(tiny[0])[0])
 
 
 def test_a_reload_and_a_link_bring_everything_back(tiny: tuple[str, FastAPI], visits: Visits) -> None:

@@ -227,6 +227,16 @@ def test_a_reload_while_jobs_start_finds_each_once(demo: tuple[str, FastAPI], vi
     forget(url)
 
 
+def test_jobs_of_a_link_need_no_model(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = tiny
+    body = {"evaluation": "perplexity", "methods": ["default"], "lengths": [64], "max_tokens": 128}
+    job = httpx.post(f"{url}/jobs", json=body).json()["id"]
+    page = visits.open(f"{url}/ui/#reach?model=gone&jobs[]=perplexity:{job}")
+    expect(page.get_by_role("combobox", name="Model")).to_have_value("gone")
+    expect(page.get_by_role("region", name="Perplexity").locator(".main-svg").first).to_be_visible()
+    forget(url)
+
+
 def test_a_recommendation_for_another_system(demo: tuple[str, FastAPI], visits: Visits) -> None:
     url, _ = demo
     page = visits.open(f"{url}/ui/#reach?system=mainframe")

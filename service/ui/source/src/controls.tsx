@@ -76,6 +76,7 @@ export function Input(props: {
 /** A value that is none of the options, as links may have, is shown as one more. */
 export function Select(props: {
   label: string;
+  name?: string;
   value: string;
   set: (value: string) => void;
   options: [value: string, text: string][];
@@ -86,7 +87,7 @@ export function Select(props: {
   return (
     <Field label={props.label} hint={props.hint} error={props.error}>
       {(control) => (
-        <select {...control} value={props.value} onChange={(event) => props.set(event.currentTarget.value)}>
+        <select {...control} name={props.name} value={props.value} onChange={(event) => props.set(event.currentTarget.value)}>
           {isOther && <option>{props.value}</option>}
           {props.options.map(([value, text]) => <option value={value} key={value}>{text}</option>)}
         </select>

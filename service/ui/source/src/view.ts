@@ -10,12 +10,13 @@ const WRITE_MS = 250;
 const changed = new EventTarget();
 /** After a reload the tab's own memory is fresher than the address, which is written a moment after each change. */
 const isReload = (performance.getEntriesByType("navigation")[0] as PerformanceNavigationTiming | undefined)?.type === "reload";
+const addressAtLoad = location.hash;
 
 export function tabOf(hash: string): string {
   return hash.replace(/^#/, "").split("?")[0] ?? "";
 }
 
-function inAddress(tab: string, ...before: (Settings | null)[]): Settings | null {
+function inAddress(tab: string, ...before: Settings[]): Settings | null {
   const [name, query] = location.hash.replace(/^#/, "").split("?");
   if (name !== tab || !query) return null;
   const found: Settings = {};
@@ -24,7 +25,7 @@ function inAddress(tab: string, ...before: (Settings | null)[]): Settings | null
     const values = parameters.getAll(key);
     if (key.endsWith(LEFT_OUT)) {
       const name = key.slice(0, -LEFT_OUT.length);
-      found[name] = before.map((one) => one?.[name]).find((text) => typeof text === "string" && digest(text) === values[0]) ?? "";
+      found[name] = before.map((one) => one[name]).find((text) => typeof text === "string" && digest(text) === values[0]) ?? "";
       continue;
     }
     found[key.replace(/\[\]$/, "")] = key.endsWith("[]") ? values.filter(Boolean) : (values[0] ?? "");
@@ -62,14 +63,27 @@ function fitting(found: Settings, defaults: Settings): Settings {
   return { ...defaults, ...Object.fromEntries(kept) };
 }
 
-/** Settings of a tab: each from the address, else from an earlier visit, else the default. */
-export function useSettings<T extends Settings>(tab: string, defaults: T): [T, (change: Partial<T>) => void] {
+/**
+ * Settings of a tab: each from the address, else from an earlier visit, else the default. Those of earlier visits are
+ * forgotten unless they are `allowed`.
+ */
+export function useSettings<T extends Settings>(
+  tab: string,
+  defaults: T,
+  allowed: Record<string, string[]> = {},
+): [T, (change: Partial<T>) => void] {
   const key = `ropeway.${tab}`;
+  const isAllowed = ([name, value]: [string, unknown]) => allowed[name]?.includes(value as string) ?? true;
+  const remembered = (storage: Storage): Settings =>
+    Object.fromEntries(Object.entries(stored<Settings>(storage, key) ?? {}).filter(isAllowed));
   const read = () => {
-    const [here, everywhere] = [sessionStorage, localStorage].map((storage) => stored<Settings>(storage, key));
-    return fitting({ ...everywhere, ...inAddress(tab, here ?? null, everywhere ?? null) }, defaults) as T;
+    const everywhere = remembered(localStorage);
+    return fitting({ ...everywhere, ...inAddress(tab, remembered(sessionStorage), everywhere) }, defaults) as T;
   };
-  const [settings, set] = useState<T>(() => fitting({ ...read(), ...(isReload && stored<Settings>(sessionStorage, key)) }, defaults) as T);
+  const [settings, set] = useState<T>(() => {
+    const isFresher = isReload && (location.hash === addressAtLoad || !inAddress(tab)); // a later link goes first
+    return fitting({ ...read(), ...(isFresher && remembered(sessionStorage)) }, defaults) as T;
+  });
   const latest = useRef(settings);
   latest.current = settings;
   const write = () => {

@@ -4,10 +4,10 @@ import { type ApiError, asApiError, byField, isAbort, json } from "../api";
 import { Copy, CopyLink, count, Field, Input, LISTED_BY, numberOf, Problem } from "../controls";
 import { Figures, type Pictures } from "../figures";
 import { TAB as GENERATE } from "../generate/Generate";
-import { ForModel, ModelChoice } from "../model";
+import { forModel, ModelChoice, type OfModel } from "../model";
 import { Prose } from "../prose";
-import type { Method, Model, Pe } from "../types";
-import { linkTo, useSettings } from "../view";
+import type { Method, Pe } from "../types";
+import { linkTo } from "../view";
 import { Parameters } from "./Parameters";
 import { type MethodInfo, pairs, shortForm, unpaired } from "./schema";
 
@@ -25,19 +25,9 @@ const AT_FIRST = {
   length: "",
 };
 
-export function Encodings({ models, methods }: { models: Model[]; methods: Method[] }) {
-  const [settings, change] = useSettings(TAB, AT_FIRST);
-  return (
-    <ForModel models={models} id={settings.model} set={(id) => change({ model: id })}>
-      {(model) => <Picker models={models} methods={methods} model={model} settings={settings} change={change} />}
-    </ForModel>
-  );
-}
+export const Encodings = forModel(TAB, () => AT_FIRST, Picker);
 
-type Settings = typeof AT_FIRST;
-type Props = { models: Model[]; methods: Method[]; model: Model; settings: Settings; change: (change: Partial<Settings>) => void };
-
-function Picker({ models, methods, model, settings, change }: Props) {
+function Picker({ models, methods, model, settings, change }: OfModel<typeof AT_FIRST>) {
   const chosen = { method: settings.method, values: unpaired(settings.parameters) };
   const other = settings.other ? { method: settings.other, values: unpaired(settings.otherParameters) } : null;
   const pe = [chosen, ...(other ? [other] : [])].map((one) => shortForm(one.method, one.values));

@@ -2,9 +2,9 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type ApiError, byField } from "../api";
 import { CopyLink, count, Field, focusWrong, Input, numberOf, Problem } from "../controls";
-import { ForModel, ModelChoice } from "../model";
-import type { Method, Model } from "../types";
-import { store, stored, useSettings } from "../view";
+import { forModel, ModelChoice, type OfModel } from "../model";
+import type { Model } from "../types";
+import { store, stored } from "../view";
 import { Answer } from "./Answer";
 import { type Asked, differences, isSame, type Name, NUMBERS } from "./asked";
 import { compared, EXAMPLES, passkey, tokens } from "./examples";
@@ -22,32 +22,27 @@ const NUMBERS_AT_FIRST = { max_new_tokens: "48", temperature: "0", seed: "" };
 type Kept = { asked: Asked & { promptTokens: number | null }; columns: Column[] };
 type Run = Kept & { version?: number };
 
-export function Generate({ models }: { models: Model[]; methods: Method[] }) {
-  const [settings, change] = useSettings(TAB, {
-    model: "",
-    prompt: EXAMPLES[0]!.prompt,
-    pe: compared(models[0]!),
-    ...NUMBERS_AT_FIRST,
-  });
-  return (
-    <ForModel models={models} id={settings.model} set={(id) => change({ model: id })}>
-      {(model) => <Prompted models={models} model={model} settings={settings} change={change} />}
-    </ForModel>
-  );
-}
-
 type Settings = { model: string; prompt: string; pe: string[] } & typeof NUMBERS_AT_FIRST;
-type Props = { models: Model[]; model: Model; settings: Settings; change: (change: Partial<Settings>) => void };
 
-function Prompted({ models, model, settings, change }: Props) {
+const atFirst = (model: Model): Settings => ({
+  model: "",
+  prompt: EXAMPLES[0]!.prompt,
+  pe: compared(model),
+  ...NUMBERS_AT_FIRST,
+});
+
+export const Generate = forModel(TAB, atFirst, Prompted);
+
+function Prompted({ models, model, settings, change }: OfModel<Settings>) {
   const { answers, sent, running, error, start, stop } = useRun();
   const promptTokens = useTokens(model, settings.prompt);
   const [max_new_tokens, temperature, seed] = NUMBERS.map((name) => numberOf(settings[name]));
   const asked: Asked = { prompt: settings.prompt, pe: settings.pe, model: model.id, max_new_tokens, temperature, seed };
   const places = sent?.pe.map((_, index) => `pe.${index}`) ?? [];
   const errors = error ? byField(error, ["prompt", "model", ...NUMBERS, ...places]) : null;
-  /** Errors go with the value that was sent: it may have been corrected since. */
-  const errorOf = (name: Name) => (sent && isSame(name, sent, asked) ? errors?.get(name) : undefined);
+  /** Errors go with the values that were sent, here and in `others`: they may have been corrected since. */
+  const errorOf = (name: Name, ...others: Name[]) =>
+    sent && [name, ...others].every((one) => isSame(one, sent, asked)) ? errors?.get(name) : undefined;
   /** So do those of encodings, whose place may be another one now. */
   const errorOfPe = (pe: string, index: number) =>
     index >= MOST_COLUMNS ? TOO_MANY : errors?.get(`pe.${sent?.pe.indexOf(pe)}`);
@@ -70,8 +65,8 @@ function Prompted({ models, model, settings, change }: Props) {
         running ? stop() : ask();
       }}
     >
-      <Prompt model={model} prompt={settings.prompt} tokens={promptTokens} error={errorOf("prompt")}
-        set={(prompt) => change({ prompt })} ask={ask} />
+      <Prompt model={model} prompt={settings.prompt} tokens={promptTokens} ask={ask}
+        error={errorOf("prompt", "max_new_tokens", "model")} set={(prompt) => change({ prompt })} />
       <Encodings pe={settings.pe} errorOf={errorOfPe} set={(pe) => change({ pe })} />
       <div class="row">
         <ModelChoice models={models} value={model.id} set={(id) => change({ model: id })} error={errorOf("model")} />

@@ -109,8 +109,9 @@ function opener(job: string): string {
   return `open-${job}`;
 }
 
-/** Each in one piece with its comma, so that no line begins with one. */
+/** Each in one piece with its comma, so that no line begins with one. The server lists a long request as an empty one. */
 function Encodings({ job }: { job: Job }) {
+  if (!Object.keys(job.request).length) return null;
   const methods = (job.request.methods ?? [job.evaluation === "recommend" ? PROPOSED : "default"]) as unknown[];
   const texts = methods.map((one) => (typeof one === "string" ? one : shortText(one as Record<string, unknown>)));
   const [shown, more] = [texts.slice(0, MOST_SHOWN), texts.length - MOST_SHOWN];

@@ -3,10 +3,9 @@ import { useEffect, useState } from "preact/hooks";
 import { type ApiError, asApiError, byField, isAbort } from "../api";
 import { CopyLink, count, Field, focusWrong, Input, numberOf, Problem, seconds, Select } from "../controls";
 import { JobView } from "../jobs/JobView";
-import { ForModel, ModelChoice } from "../model";
-import type { Method, Model } from "../types";
+import { forModel, ModelChoice, type OfModel } from "../model";
+import type { Model } from "../types";
 import { TARGETS } from "../use/snippets";
-import { useSettings } from "../view";
 import { answered, bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, stretched, timed, TITLES, usualTarget, usualWindows, windowsProblem } from "./bodies";
 import { forgetKey, isPending, keyOf } from "./pending";
 
@@ -33,19 +32,13 @@ const AT_FIRST = {
 };
 const SYSTEMS: [string, string][] = [["", "this server"], ...TARGETS.map((name): [string, string] => [name, name])];
 
-export function Reach({ models }: { models: Model[]; methods: Method[] }) {
-  const [settings, change] = useSettings(TAB, { ...AT_FIRST, methods: stretched(models[0]!).join(" ") });
-  return (
-    <ForModel models={models} id={settings.model} set={(id) => change({ model: id })}>
-      {(model) => <Measuring models={models} model={model} settings={settings} change={change} />}
-    </ForModel>
-  );
-}
-
 type Settings = typeof AT_FIRST & { methods: string };
-type Props = { models: Model[]; model: Model; settings: Settings; change: (change: Partial<Settings>) => void };
 
-function Measuring({ models, model, settings, change }: Props) {
+const atFirst = (model: Model): Settings => ({ ...AT_FIRST, methods: stretched(model).join(" ") });
+
+export const Reach = forModel(TAB, atFirst, Measuring, Measured);
+
+function Measuring({ models, model, settings, change }: OfModel<Settings>) {
   const methods = settings.methods.split(/\s+/).filter(Boolean);
   const input = settings.text === OWN ? settings.own : settings.text;
   const target = numberOf(settings.target);
@@ -94,6 +87,14 @@ function Measuring({ models, model, settings, change }: Props) {
         </div>
         <Problem text={errors?.get("")} again={retry} />
       </form>
+    </div>
+  );
+}
+
+/** The jobs that a link names: they are shown without its model too. */
+function Measured({ settings, change }: Pick<OfModel<Settings>, "settings" | "change">) {
+  return (
+    <>
       {settings.jobs.length > 0 && <p class="hint">The jobs go on without this page: close it, and open its link later.</p>}
       <div class="measured">
         {settings.jobs.map((entry) => {
@@ -105,7 +106,7 @@ function Measuring({ models, model, settings, change }: Props) {
           );
         })}
       </div>
-    </div>
+    </>
   );
 }
 

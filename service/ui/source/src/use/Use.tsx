@@ -2,10 +2,8 @@
 import { useEffect, useState } from "preact/hooks";
 import { access, ApiError, asApiError, byField, isAbort, json } from "../api";
 import { Copy, CopyLink, Input, numberOf, Problem } from "../controls";
-import { ForModel, ModelChoice } from "../model";
+import { forModel, ModelChoice, type OfModel } from "../model";
 import { Prose } from "../prose";
-import type { Method, Model } from "../types";
-import { useSettings } from "../view";
 import { snippets, TARGETS } from "./snippets";
 
 export const TAB = "use";
@@ -17,19 +15,9 @@ type Exported = {
 };
 type Answer = { target: string; exported: Exported | null; error: ApiError | null };
 
-export function Use({ models }: { models: Model[]; methods: Method[] }) {
-  const [settings, change] = useSettings(TAB, AT_FIRST);
-  return (
-    <ForModel models={models} id={settings.model} set={(id) => change({ model: id })}>
-      {(model) => <Exports models={models} model={model} settings={settings} change={change} />}
-    </ForModel>
-  );
-}
+export const Use = forModel(TAB, () => AT_FIRST, Exports);
 
-type Settings = typeof AT_FIRST;
-type Props = { models: Model[]; model: Model; settings: Settings; change: (change: Partial<Settings>) => void };
-
-function Exports({ models, model, settings, change }: Props) {
+function Exports({ models, model, settings, change }: OfModel<typeof AT_FIRST>) {
   const { answers, problem, again } = useExports({ pe: settings.pe, model: model.id, length: numberOf(settings.length) });
   const errors = problem ? byField(problem, ["pe", "length", "model"]) : null;
   return (
