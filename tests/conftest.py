@@ -28,7 +28,7 @@ settings.load_profile("ropeway")
 
 LONG = (
     *("tests/service/docs/test_readme.py", "tests/service/docs/test_notebook.py", "tests/benchmarks/"),
-    *("tests/service/ui/test_looks.py", "tests/service/ui/test_generate.py"),
+    *("tests/service/ui/test_looks.py", "tests/service/ui/test_generate.py", "tests/service/ui/test_links.py"),
 )
 """Half a minute and more each. They begin first, so that no worker ends with one while the others are idle."""
 

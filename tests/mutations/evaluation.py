@@ -17,6 +17,7 @@ SERVERS = "tests/service/jobs/test_servers.py"
 STORE = "tests/service/jobs/test_store.py"
 PRUNING = "tests/service/jobs/test_pruning.py"
 EARLY = "tests/service/jobs/test_early.py"
+COMPLETE = "tests/service/jobs/test_complete.py"
 FAILING = "tests/service/jobs/test_failing.py"
 ADDRESS = "tests/service/jobs/test_address.py"
 
@@ -132,11 +133,11 @@ EVALUATION = [
     Mutation("complete methods are compared with the request's", "service/evaluation",
              "request.reduced(kept) if kept[\"methods\"] else",
              "request.reduced(kept) if set(kept[\"methods\"]) & set(request.methods) else",
-             (f"{EARLY}::test_an_encoding_that_repeats_an_answer_is_complete",)),
+             (f"{COMPLETE}::test_an_encoding_that_repeats_an_answer_is_complete",)),
     Mutation("the evaluator is a method", "service/evaluation",
              "return self.measured.reduced(request, {position - passes for position in finished})",
              "return super().reduced(request, finished)",
-             (f"{EARLY}::test_lengths_are_complete_beside_the_passes_of_an_evaluator",)),
+             (f"{COMPLETE}::test_lengths_are_complete_beside_the_passes_of_an_evaluator",)),
     Mutation("jobs that were left are never forgotten", "service/jobs", "self._forget_other_plans(session)\n", "pass\n",
              (f"{UNITS}::test_jobs_that_were_left_are_forgotten_at_their_end",)),
     Mutation("the error of a result is that of a unit", "service/jobs", "\"\" if recorded else job.place(position)",
@@ -166,7 +167,7 @@ EVALUATION = [
              (f"{WORDS}::TestPartial::test_words_and_heading_begin_with_the_scope",)),
     Mutation("lengths that only one of the methods has finished are compared", "service/evaluation",
              "shared = set.intersection(*complete.values())", "shared = set.union(*complete.values())",
-             ("tests/service/jobs/test_early.py::test_lengths_are_complete_where_no_method_is",)),
+             (f"{COMPLETE}::test_lengths_are_complete_where_no_method_is",)),
     Mutation("the answer of a partial sweep speaks of all evaluations", "service/evaluation/sweep",
              "self.answer.words = self._scoped(self.answer.words)", "pass",
              (f"{WORDS}::test_the_json_of_an_answer_begins_with_the_scope_once",)),
