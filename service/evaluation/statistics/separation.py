@@ -11,6 +11,8 @@ from service.evaluation.statistics.per_token import are_paired, surely_apart
 BY_RATIO = "Perplexities are compared by the interval of their ratio, which is usually narrower"
 """For readers who see the intervals of both."""
 
+UNSURE = '"?": 95 % intervals do not decide'
+
 
 def ratio_note(scores: Scores) -> str:
     """``BY_RATIO`` where two methods have intervals over the same tokens, else nothing."""
@@ -23,7 +25,7 @@ def verdict_note(*, by_ratio: bool, doubtful: bool) -> str:
     """The sentence below verdicts, of which ``doubtful`` ones end in a question mark; it may be empty."""
     if by_ratio:
         return BY_RATIO + ('; "?": it does not decide' if doubtful else "")
-    return '"?": 95 % intervals do not decide' if doubtful else ""
+    return UNSURE if doubtful else ""
 
 
 def is_by_ratio(score: Score, other: Score, *, same_tokens: bool = True) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -21,6 +22,8 @@ SHADE = 0.12
 NOT_SHADED = "95 % intervals would hide the lines: the CSV file has them"
 INTERVALS = "95 % intervals are shaded where the lines stay readable; hovering shows all of them."
 ALONE = "a point and no line"
+ASIDE = 0.01
+"""Half the distance of points that share an x, as a part of the axis; less near its ends."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +127,22 @@ def add_curves(
     if shown < points:
         note(figure, f"{shown:,} of {points:,} points are drawn")
     if all(len(curve.known) <= 1 for curve in curves):
+        _put_side_by_side(figure)
         note(figure, f"{one}: {ALONE}")
     return shaded
+
+
+def _put_side_by_side(figure: go.Figure) -> None:
+    """Move the points of one x apart on a logarithmic axis. Hovering still shows their own x."""
+    points = [trace for trace in figure.data if trace.mode == "lines+markers" and len(trace.x) == 1]
+    axis = figure.layout.xaxis
+    if axis.type != "log" or len({point.x for point in points}) != 1:
+        return
+    (x,), (low, high) = points[0].x, axis.range
+    room = min(ASIDE * len(points) * (high - low), math.log10(x) - low, high - math.log10(x))
+    for place, point in enumerate(points):
+        shift = room * ((2 * place + 1) / len(points) - 1)
+        point.update(x=[x * 10**shift], hovertemplate=point.hovertemplate.replace("%{x:,}", f"{x:,}"))
 
 
 def intervals_fit(figure: go.Figure, curves: Sequence[Curve]) -> bool:

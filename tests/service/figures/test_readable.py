@@ -52,6 +52,13 @@ class TestSweep:
         assert [text for text in share.figure.layout.yaxis.ticktext if "★" in text] == ["★ linear(factor=4)"]
         assert "★ best" in subtitle(perplexity)
 
+    def test_a_question_mark_is_explained_on_the_picture(self) -> None:
+        result = examples.sweep()
+        for is_sure in (True, False):
+            for method in result.methods:
+                method.judgements[0].sure = is_sure
+            assert ('"?": 95 % intervals do not decide' in subtitle(pictures_of(result)[0])) is not is_sure
+
     def test_nobody_wins_where_all_are_equal(self) -> None:
         result = examples.sweep()
         for method in result.methods:
@@ -195,6 +202,14 @@ class TestOnePoint:
     def test_a_point_says_why_it_is_alone(self) -> None:
         result = result_of({"default": [6.5], "ntk": [7.0]}, [512])
         assert "one length was measured: a point and no line" in subtitle(pictures_of(result)[0])
+
+    def test_points_at_one_length_lie_side_by_side(self) -> None:
+        result = result_of({"default": [6.5], "ntk": [6.6], "yarn": [6.7]}, [512])
+        points = [trace for trace in pictures_of(result)[0].figure.data if trace.mode == "lines+markers"]
+        first, second, third = (point.x[0] for point in points)
+        assert second == pytest.approx(512)
+        assert first < 507 < 517 < third, "no interval hides another"
+        assert all(point.hovertemplate.startswith("512: ") for point in points)
 
     def test_a_line_says_nothing_of_the_kind(self) -> None:
         assert "a point and no line" not in subtitle(pictures("perplexity")[0])
