@@ -180,7 +180,7 @@ def lengths_of(
     ``param`` is the request's field that has the longest one.
 
     Raises:
-        InvalidEvaluation: for lengths beyond a document or beyond the server.
+        InvalidEvaluation: for lengths beyond a document.
     """
     document = min(documents, key=lambda document: len(document.token_ids))
     shortest = len(document.token_ids) + special
@@ -197,18 +197,19 @@ def lengths_of(
             skip = "; short_documents skip leaves shorter ones out" if len(documents) > 1 else ""
             most = f"at most {shortest} tokens{counted}{skip}"
             raise InvalidEvaluation(param, f"{lengths[-1]} is beyond the shortest document{which}: {most}")
-        server_takes(lengths[-1], served, param)
     at_most("lengths", len(lengths), settings.max_lengths)
     return lengths
 
 
-def server_takes(length: int, served: ServedModel, param: str = "lengths") -> None:
-    """Raises:
-    InvalidEvaluation: when no pass of ``length`` tokens ever fits. ``affordable`` knows the rest.
+def server_takes(length: int, served: ServedModel) -> None:
+    """For prompts that are still to be written: ``affordable`` knows what passes need.
+
+    Raises:
+        InvalidEvaluation: when no pass that keeps all of ``length`` tokens ever fits.
     """
     most = max(served.engine.scores.most, MOST_TOKENS)
     if length > most:
-        raise InvalidEvaluation(param, f"{length} is beyond what this server scores: at most {most}")
+        raise InvalidEvaluation("lengths", f"{length} is beyond what this server scores: at most {most}")
 
 
 def at_most(param: str, count: int, most: int) -> None:
