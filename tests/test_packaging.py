@@ -341,6 +341,12 @@ class TestCompose:
             monkeypatch.setenv(key, value)
         assert Settings().model_fields_set >= fields
 
+    @pytest.mark.parametrize("name", ours())
+    def test_every_server_serves_a_model_of_the_hub_or_of_the_folder(self, name: str) -> None:
+        environment, volumes = ours()[name]["environment"], ours()[name]["volumes"]
+        assert (environment["ROPEWAY_MODEL"], environment["HF_TOKEN"]) == ("${ROPEWAY_MODEL:-demo}", None)
+        assert "${MODELS_DIR:-./models}:/models:ro" in volumes
+
     def test_every_server_shows_how_to_mount_the_files_of_its_settings(self) -> None:
         text = (ROOT / "docker-compose.yml").read_text()
         shown = re.findall(r"^      # - \S+:/config:ro # for (.*)$", text, re.MULTILINE)
