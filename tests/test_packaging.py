@@ -93,6 +93,13 @@ class TestPins:
             waiting += [r.name for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
         assert seen - pinned.keys() == set()
 
+    def test_no_command_installs_it_from_an_index(self) -> None:
+        """Nobody uploads it: a package of this name there is another one."""
+        folders = [ROOT / name for name in ("benchmarks", "docs", "patches", "service", "tests")]
+        texts = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".md")]
+        installed = re.compile(r"pip install [^\n]*\b" + PROJECT["name"] + r"\b")
+        assert [str(path) for path in texts if installed.search(path.read_text(encoding="utf-8"))] == []
+
     def test_no_pin_names_a_local_build(self) -> None:
         assert [name for name, version in pins().items() if version.local] == []
 
