@@ -186,6 +186,8 @@ API = [
              "os.environ[name] = value", ("tests/service/cli/test_environment.py",)),
     Mutation("a file of variables that no command reads", "service/cli", "    _load_env_file()\n", "",
              ("tests/service/cli/test_environment.py",)),
+    Mutation("a refused key without its variable", "service/cli", "'status', None) == 401", "'status', None) == 400",
+             ("tests/service/cli/test_failures.py",)),
     Mutation("true is a number", "patches", 'ConfigDict(extra="forbid", strict=True)', 'ConfigDict(extra="forbid")',
              ("tests/service/api/test_openapi.py::test_each_violated_field_is_refused_as_documented",)),
     Mutation("the own encoding alone is timed", "service/cli", 'if error.param != "methods.0":', "if True:",
