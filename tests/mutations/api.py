@@ -188,6 +188,8 @@ API = [
              ("tests/service/cli/test_environment.py",)),
     Mutation("a refused key without its variable", "service/cli", "'status', None) == 401", "'status', None) == 400",
              ("tests/service/cli/test_failures.py",)),
+    Mutation("memory of the cache as that of weights", "service/cli", "info.memory.cache >> 20",
+             "info.memory.weights >> 20", ("tests/service/cli/test_tables.py",)),
     Mutation("true is a number", "patches", 'ConfigDict(extra="forbid", strict=True)', 'ConfigDict(extra="forbid")',
              ("tests/service/api/test_openapi.py::test_each_violated_field_is_refused_as_documented",)),
     Mutation("the own encoding alone is timed", "service/cli", 'if error.param != "methods.0":', "if True:",
