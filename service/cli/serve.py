@@ -139,7 +139,8 @@ def assignments(items: list[str]) -> dict[str, str]:
     Raises:
         typer.BadParameter: for another form, or a name that is no setting.
     """
-    from service.environment import PREFIX, misspelt
+    from service.env_file import PREFIX
+    from service.environment import misspelt
     from service.settings import Settings
 
     values = {}

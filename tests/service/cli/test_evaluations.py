@@ -59,6 +59,7 @@ def test_fields_that_are_objects_are_explained() -> None:
     assert "One of: long_perplexity, needle, passkey, perplexity, ruler." in shown
     assert "--to transformers or vllm" in " ".join(succeeded("recommend", "--fields").split())
     shown = " ".join(succeeded("long-perplexity", "--fields").split())
+    assert shown == " ".join(succeeded("long_perplexity", "--fields").split()), "the name in the API is one here too"
     assert "--evaluator object" in shown
     assert "model string A served model" in shown
 
