@@ -10,16 +10,21 @@ import re
 import sys
 import threading
 from types import TracebackType
-from typing import Literal, TextIO
+from typing import Literal, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
+
+from service.log_writer import LogWriter
 
 ESCAPE_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def configure(level: str, form: Literal["console", "json"] = "console", *, libraries: bool = False) -> None:
-    """The service's own log from ``level`` up; with ``libraries`` also what others write with `logging`."""
+    """The service's own log from ``level`` up.
+
+    With ``libraries``, for servers, it has what others write with `logging` too, and a thread writes it.
+    """
     severity = logging.getLevelNamesMapping()[level.upper()]
     common: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -35,13 +40,32 @@ def configure(level: str, form: Literal["console", "json"] = "console", *, libra
     structlog.configure(
         processors=[*common, *last],
         wrapper_class=structlog.make_filtering_bound_logger(severity),
-        # Looked up at every line: a replaced stream may be closed.
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        logger_factory=lambda *_: structlog.WriteLogger(_stream()),
     )
     # Its warnings show token ids of prompts; an error ends its loop.
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     if libraries:
+        _write_in_background()
         _collect(severity, common, last)
+
+
+def finish() -> None:
+    """Before an end without Python's own: wait a moment for the last lines."""
+    if _writer is not None:
+        _writer.finish()
+
+
+_writer: LogWriter | None = None
+
+
+def _write_in_background() -> None:
+    global _writer
+    _writer = _writer or LogWriter(sys.stderr.fileno())
+
+
+def _stream() -> TextIO:
+    """Looked up at every line: a replaced stream may be closed."""
+    return cast(TextIO, _writer or sys.stderr)
 
 
 def quiet_imports() -> None:
@@ -88,8 +112,8 @@ def _uncaught(kind: type[BaseException], error: BaseException | None, _: Traceba
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to what is stderr at the moment, like the service's own lines."""
+    """Writes to the stream of the service's own lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
+        self.stream = _stream()
         super().emit(record)

@@ -205,6 +205,10 @@ API = [
              ("tests/service/sharing/test_shared_limits.py",)),
     Mutation("an answer tells of tokens that have come back as used", "service/api",
              "        await reserved.settle()\n", "        pass\n", ("tests/service/api/test_rates.py",)),
+    Mutation("lines without an end wait for a reader", "service", "self._waiting.qsize() < MOST_WAITING", "True",
+             ("tests/service/test_log_writer.py",)),
+    Mutation("the end waits for no line", "service", "written.wait(LAST_LINES_S)", "pass",
+             ("tests/service/test_log_writer.py",)),
     Mutation("ranks warn as they import libraries", "service/models/parallel", "    logs.quiet_imports()\n", "",
              ("tests/service/models/parallel/test_group.py",)),
 ]  # fmt: skip
