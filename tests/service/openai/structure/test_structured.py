@@ -195,6 +195,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "is no JSON"),
     ({"structured_outputs": {"json": {"type": "strng"}}}, "structured_outputs.json", "Invalid type: strng"),
     ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json", "not cannot be enforced"),
+    ({"structured_outputs": {"json": {"const": 2**53}}}, "structured_outputs.json", "json: const would be rounded"),
+    ({"structured_outputs": {"json": {"minItems": 10**20}}}, "structured_outputs.json", "more than 64 bits"),
     ({"structured_outputs": {"json": {"enum": ["x" * 70_000]}}}, "structured_outputs.json", "at most 65536"),
     ({"structured_outputs": {"json": {"allOf": PATTERNS}}}, "structured_outputs.json", "more than 3 seconds"),
     ({"structured_outputs": {"json": CHAIN}}, "structured_outputs.json", "too large to compile"),

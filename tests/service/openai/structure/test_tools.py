@@ -207,6 +207,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tools",
         "tools: the parameters of 'b': properties.y.uniqueItems cannot be enforced; leave it out",
     ),
+    (
+        {"tools": [tool("a", x={"enum": [1, 1234567890123456789]})], "tool_choice": "required"},
+        "tools",
+        "tools: the parameters of 'a': properties.x.enum.1 would be rounded: have integers within ±9007199254740991",
+    ),
     ({"messages": [{"role": "user", "content": "a", "tool_call_id": "x"}]}, "messages.0.tool_call_id", "role tool"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]}]},
