@@ -11,9 +11,12 @@ ANTHROPIC_MODELS = "tests/service/openai/anthropic/test_models.py"
 STOP_REASONS = "tests/service/openai/text/test_stop_reasons.py"
 TEMPLATING = "tests/service/openai/text/test_templating.py"
 ALLOWED = "tests/service/openai/structure/test_allowed_tools.py"
+FAILING = "tests/service/api/http/test_clients_that_fail.py"
 RATES = "tests/service/api/test_rates.py"
 
 API = [
+    Mutation("one method of a path is allowed", "service/api", 'error.headers = {"Allow": ', '_ = {"Allow": ',
+             (f"{FAILING}::test_a_wrong_method_is_told_all_that_the_path_takes",)),
     Mutation("a path controls the terminal of the log", "service", "return _printable(form(value))",
              "return form(value)", ("tests/service/test_logs.py::test_nothing_of_a_client_controls_a_terminal",)),
     Mutation("a listing has no encodings of a job that names none", "service/cli",

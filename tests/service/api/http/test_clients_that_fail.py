@@ -151,3 +151,23 @@ def test_wrong_routes_and_methods_are_refused_in_shape(served: tuple[str, FastAP
         assert answer.status_code == status
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
         assert ("allow" in answer.headers) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/generate", "POST, PUT"),
+        ("HEAD", "/generate", "POST, PUT"),
+        ("OPTIONS", "/jobs", "GET, HEAD, POST"),
+        ("POST", "/jobs/x", "GET, HEAD, DELETE"),
+        ("PUT", "/policies/tiny", "GET, HEAD, DELETE"),
+        ("POST", "/health", "GET, HEAD"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("POST", "/docs/assets/swagger-ui.css", "GET, HEAD"),
+    ],
+)
+def test_a_wrong_method_is_told_all_that_the_path_takes(
+    served: tuple[str, FastAPI], method: str, path: str, allowed: str
+) -> None:
+    answer = httpx.request(method, f"{served[0]}{path}")
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
