@@ -15,6 +15,8 @@ FAILING = "tests/service/api/http/test_clients_that_fail.py"
 RATES = "tests/service/api/test_rates.py"
 
 API = [
+    Mutation("a wrong type names one form of several", "service", "if isinstance(value, str | list) else None", "",
+             ("tests/service/openai/test_chat.py::test_refusals_name_the_field",)),
     Mutation("one method of a path is allowed", "service/api", 'error.headers = {"Allow": ', '_ = {"Allow": ',
              (f"{FAILING}::test_a_wrong_method_is_told_all_that_the_path_takes",)),
     Mutation("a path controls the terminal of the log", "service", "return _printable(form(value))",

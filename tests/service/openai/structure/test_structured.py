@@ -200,6 +200,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"json": {"enum": ["x" * 70_000]}}}, "structured_outputs.json", "at most 65536"),
     ({"structured_outputs": {"json": {"allOf": PATTERNS}}}, "structured_outputs.json", "more than 3 seconds"),
     ({"structured_outputs": {"json": CHAIN}}, "structured_outputs.json", "too large to compile"),
+    (
+        {"structured_outputs": {"json": f'{{"const": 1{"0" * 4300}}}'}},
+        "structured_outputs.json",
+        "is no JSON: a number has more than 4300 digits",
+    ),
     ({"structured_outputs": {"json": "[" * 60_000}}, "structured_outputs.json", "is no JSON"),
     ({"structured_outputs": {"json_object": False}}, "structured_outputs", "exactly one of"),
     ({"structured_outputs": {"regex": "((a{100}){100}){100}"}}, "structured_outputs.regex", "too large to follow"),
