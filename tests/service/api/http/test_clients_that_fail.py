@@ -135,6 +135,17 @@ def test_oversized_bodies_never_get_inside(checkpoints: Path) -> None:
             assert answer.headers["x-request-id"]
 
 
+def test_malformed_http_is_answered_in_plain_text(served: tuple[str, FastAPI]) -> None:
+    """As docs/serving.md says: no route of ours is reached."""
+    host, port = served[0].removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nA : b\r\n\r\n")
+        head = connection.makefile("rb").read().lower()
+    assert head.startswith(b"http/1.1 400 ")
+    assert b"content-type: text/plain" in head
+    assert b"x-request-id" not in head
+
+
 def test_a_body_that_never_ends_is_given_up_with_its_client(served: tuple[str, FastAPI]) -> None:
     url, app = served
     host, port = url.removeprefix("http://").split(":")
