@@ -5,15 +5,18 @@ Tracebacks never show local variables: they hold prompts.
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Literal, TextIO, cast
 
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 from service.log_writer import LogWriter
 
@@ -35,8 +38,7 @@ def configure(level: str, form: Literal["console", "json"] = "console", *, libra
     if form == "json":
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        plain = structlog.dev.plain_traceback
-        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+        last = [_for_people()]
     structlog.configure(
         processors=[*common, *last],
         wrapper_class=structlog.make_filtering_bound_logger(severity),
@@ -66,6 +68,30 @@ def _write_in_background() -> None:
 def _stream() -> TextIO:
     """Looked up at every line: a replaced stream may be closed."""
     return cast(TextIO, _writer or sys.stderr)
+
+
+def _for_people() -> structlog.dev.ConsoleRenderer:
+    """Lines with colours on a terminal. Texts of clients, such as paths, reach it without control characters."""
+
+    def traceback(out: TextIO, error: ExcInfo) -> None:
+        plain = io.StringIO()
+        structlog.dev.plain_traceback(plain, error)
+        out.write(_printable(plain.getvalue()))
+
+    made = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=traceback)
+    for form in (column.formatter for column in made.columns):
+        if isinstance(form, structlog.dev.KeyValueColumnFormatter):
+            form.value_repr = partial(_shown, form.value_repr)
+    return made
+
+
+def _shown(form: Callable[[object], str], value: object) -> str:
+    return _printable(form(value))
+
+
+def _printable(text: str) -> str:
+    """``text`` with escapes for characters that do not print, except for line breaks and tabs."""
+    return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
 
 
 def quiet_imports() -> None:

@@ -11,9 +11,18 @@ ANTHROPIC_MODELS = "tests/service/openai/anthropic/test_models.py"
 STOP_REASONS = "tests/service/openai/text/test_stop_reasons.py"
 TEMPLATING = "tests/service/openai/text/test_templating.py"
 ALLOWED = "tests/service/openai/structure/test_allowed_tools.py"
+FAILING = "tests/service/api/http/test_clients_that_fail.py"
 RATES = "tests/service/api/test_rates.py"
 
 API = [
+    Mutation("a number of a query has underscores", "service/api", 're.fullmatch("-?[0-9]+", value) is None', "False",
+             ("tests/service/api/http/test_queries.py::test_a_whole_number_is_written_with_digits",)),
+    Mutation("a wrong type names one form of several", "service", "if isinstance(value, str | list) else None", "",
+             ("tests/service/openai/test_chat.py::test_refusals_name_the_field",)),
+    Mutation("one method of a path is allowed", "service/api", 'error.headers = {"Allow": ', '_ = {"Allow": ',
+             (f"{FAILING}::test_a_wrong_method_is_told_all_that_the_path_takes",)),
+    Mutation("a path controls the terminal of the log", "service", "return _printable(form(value))",
+             "return form(value)", ("tests/service/test_logs.py::test_nothing_of_a_client_controls_a_terminal",)),
     Mutation("a listing has no encodings of a job that names none", "service/cli",
              'PROPOSED if job.evaluation == "recommend" else "default"', '""',
              ("tests/service/cli/test_jobs.py::test_the_list_has_the_encodings_of_jobs_that_name_none",)),
