@@ -33,7 +33,8 @@ def values() -> dict[str, str | None]:
 
 
 def load() -> None:
-    """Put variables of libraries and of the client into the environment, where these are not set.
+    """Put variables of libraries and of the client into the environment, where these are not set. An empty one is
+    unset.
 
     ``Settings`` reads its own from the file. So the server's API keys stay out of the environment, which child
     processes inherit.
@@ -42,5 +43,8 @@ def load() -> None:
         UnreadableFile: as ``values``.
     """
     for name, value in values().items():
-        if value is not None and (name in OF_CLIENTS or not name.upper().startswith(PREFIX)):
-            os.environ.setdefault(name, value)
+        if value and (name in OF_CLIENTS or not name.upper().startswith(PREFIX)):
+            try:
+                os.environ.setdefault(name, value)
+            except ValueError as error:  # a name with "=", or a zero byte
+                raise UnreadableFile(f"{FILE.absolute()}: {name!r}: {error}") from None

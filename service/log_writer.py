@@ -13,7 +13,7 @@ import structlog
 log = structlog.get_logger()
 
 MOST_WAITING = 10_000
-"""Lines that wait for a reader of the log, at most: a few megabytes. Later ones are dropped and counted."""
+"""Lines that wait for a reader of the log, at most. Later ones are dropped and counted."""
 
 LAST_LINES_S = 1.0
 """The end of a process waits this long for its last lines."""
@@ -34,11 +34,14 @@ class LogWriter:
     def _start(self) -> None:
         # Its ``put`` takes no lock that a signal's handler could wait for.
         self._waiting: SimpleQueue[str | threading.Event] = SimpleQueue()
-        self._dropped = 0
-        threading.Thread(target=self._write_all, name="ropeway-log", daemon=True).start()
+        self._dropped, self._is_torn = 0, False
+        self._thread = threading.Thread(target=self._write_all, name="ropeway-log", daemon=True)
+        self._thread.start()
 
     def write(self, text: str) -> None:
-        if self._waiting.qsize() < MOST_WAITING:
+        if threading.current_thread() is self._thread:  # the number of dropped lines goes before those that wait
+            self._write_line(text)
+        elif self._waiting.qsize() < MOST_WAITING:
             self._waiting.put(text)
         else:
             self._dropped += 1
@@ -57,14 +60,15 @@ class LogWriter:
             item = self._waiting.get()
             if isinstance(item, threading.Event):
                 item.set()
-            elif not self._write_line(item.encode(errors="backslashreplace")):
+            elif not self._write_line(item):
                 self._dropped += 1
             elif self._dropped:
                 dropped, self._dropped = self._dropped, 0
-                log.warning("log_lines_dropped", lines=dropped)
+                log.error("log_lines_dropped", lines=dropped)
 
-    def _write_line(self, line: bytes) -> bool:
+    def _write_line(self, text: str) -> bool:
         """False when it cannot be written: the disk is full, or the reader is gone."""
+        line = whole = ("\n" if self._is_torn else "").encode() + text.encode(errors="backslashreplace")
         try:
             while line:
                 try:
@@ -72,5 +76,7 @@ class LogWriter:
                 except BlockingIOError:
                     select.select([], [self._descriptor], [])
         except OSError:
+            self._is_torn |= len(line) < len(whole)
             return False
+        self._is_torn = False
         return True

@@ -24,10 +24,7 @@ ESCAPE_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def configure(level: str, form: Literal["console", "json"] = "console", *, libraries: bool = False) -> None:
-    """The service's own log from ``level`` up.
-
-    With ``libraries``, for servers, it has what others write with `logging` too, and a thread writes it.
-    """
+    """The service's own log from ``level`` up; with ``libraries`` also what others write with `logging`."""
     severity = logging.getLevelNamesMapping()[level.upper()]
     common: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -47,7 +44,6 @@ def configure(level: str, form: Literal["console", "json"] = "console", *, libra
     # Its warnings show token ids of prompts; an error ends its loop.
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     if libraries:
-        _write_in_background()
         _collect(severity, common, last)
 
 
@@ -60,7 +56,8 @@ def finish() -> None:
 _writer: LogWriter | None = None
 
 
-def _write_in_background() -> None:
+def write_in_background() -> None:
+    """For servers: a thread writes the lines of this process, and of the children that it forks."""
     global _writer
     _writer = _writer or LogWriter(sys.stderr.fileno())
 

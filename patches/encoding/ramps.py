@@ -53,27 +53,32 @@ class TurnRange:
     fields: tuple[str, str] = ("beta_fast", "beta_slow")
 
     def pairs(self, rotary_dim: int) -> tuple[float, float]:
-        """First and last pair index of the range, rounded outwards if ``truncate``, inside [0, rotary_dim - 1].
-
-        Raises:
-            ValueError: when every pair turns more often, or less. The released code would scale all or none of them.
-        """
+        """First and last pair index of the range, rounded outwards if ``truncate``, inside [0, rotary_dim - 1]."""
         first, last = (
             pair_turning(turns, rotary_dim, self.rope_theta, self.trained_length)
             for turns in (self.beta_fast, self.beta_slow)
         )
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
-        first, last = max(first, 0), min(last, rotary_dim - 1)
-        if first > last:
-            bound, turns, than = (
+        return max(first, 0), min(last, rotary_dim - 1)
+
+    def scaling(self, rotary_dim: int) -> TurnRange:
+        """Itself.
+
+        Raises:
+            ValueError: when the ramp from ``pairs`` scales none of ``rotary_dim`` / 2 pairs, so that a factor has no
+                effect.
+        """
+        first, last = self.pairs(rotary_dim)
+        if last < 0 or first >= rotary_dim // 2 - 1:
+            field, turns, than = (
                 (self.fields[1], self.beta_slow, "fewer") if last < 0 else (self.fields[0], self.beta_fast, "more")
             )
             raise ValueError(
-                f"{bound}: {turns:g} is out of reach, since every pair makes {than} turns at "
+                f"{field}: {turns:g} is out of reach, since every pair makes {than} turns at "
                 f"original_max_position_embeddings {self.trained_length} and rope_theta {self.rope_theta:g}"
             )
-        return first, last
+        return self
 
 
 class TurnRangeMethod(TrainedLengthMethod):
@@ -96,5 +101,4 @@ class TurnRangeMethod(TrainedLengthMethod):
         turns = TurnRange(
             self.theta(geometry), self.trained_length(geometry), self.beta_fast, self.beta_slow, self.truncate
         )
-        turns.pairs(geometry.rotary_dim)
-        return turns
+        return turns.scaling(geometry.rotary_dim)

@@ -173,6 +173,7 @@ def _serve_replicas(settings: Settings) -> None:
         from service.scale.local import ReplicasFailed, run
     except (InvalidScale, RayUnusable, PortUnusable) as error:
         _refuse(settings, error)
+    logs.write_in_background()
     logs.configure(settings.log_level, settings.log_format, libraries=True)
     _warn(settings)
     try:
@@ -246,6 +247,7 @@ def _serve(settings: Settings) -> None:
         app = create_app(settings)
     except (InvalidKeyFile, LimitsUnusable, TracingUnavailable, OSError) as error:
         _refuse(settings, error)
+    logs.write_in_background()
     logs.configure(settings.log_level, settings.log_format, libraries=True)
     _warn(settings)
     watch = StartWatch(app)

@@ -60,6 +60,7 @@ class Ropeway:
         logs.quiet_imports()
         from service.app import create_app
 
+        logs.write_in_background()
         logs.configure(self._settings.log_level, self._settings.log_format)
         try:
             app = create_app(self._settings)

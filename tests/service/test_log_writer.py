@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -36,25 +36,19 @@ def pipe() -> Iterator[Pipe]:
         os.close(end)
 
 
-@pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of lines that the log says were dropped."""
-    found: list[int] = []
+class Reports:
+    """A log of one writer. Its only lines are those about dropped ones."""
 
-    class Log:
-        def warning(self, event: str, *, lines: int) -> None:
-            assert event == "log_lines_dropped"
-            found.append(lines)
+    def __init__(self, writer: LogWriter) -> None:
+        self._writer = writer
 
-    monkeypatch.setattr(log_writer, "log", Log())
-    return found
+    def error(self, event: str, *, lines: int) -> None:
+        self._writer.write(f"{event} {lines}\n")
 
 
-def read_until(descriptor: int, end: str) -> str:
-    text = b""
-    while not text.decode().endswith(end):
-        text += os.read(descriptor, SMALLEST)
-    return text.decode()
+def dropped(lines: list[str]) -> int:
+    """Lines that a log says were dropped."""
+    return sum(int(line.split()[1]) for line in lines if line.startswith("log_lines_dropped "))
 
 
 def test_lines_come_in_order_and_the_end_waits_for_them(pipe: Pipe) -> None:
@@ -65,27 +59,28 @@ def test_lines_come_in_order_and_the_end_waits_for_them(pipe: Pipe) -> None:
     assert os.read(pipe[0], SMALLEST).decode().splitlines() == [str(number) for number in range(100)]
 
 
-def test_lines_that_nobody_reads_are_dropped_and_counted(
-    pipe: Pipe, noted: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_that_nobody_reads_are_dropped_and_counted(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer, "MOST_WAITING", 100)
     writer = LogWriter(pipe[1])
-    lines = [f"{number:0999}\n" for number in range(1000)]
-    for line in lines:
-        writer.write(line)
-    reader = threading.Thread(target=read_until, args=(pipe[0], "last\n"))
-    reader.start()
-    wait_for(lambda: noted)
+    monkeypatch.setattr(log_writer, "log", Reports(writer))
+    for number in range(1000):
+        writer.write(f"{number:0999}\n")
+    text = ""
+    while not dropped(text.splitlines()[:-1]):
+        text += os.read(pipe[0], SMALLEST).decode()
     writer.write("last\n")
-    reader.join(15)
-    assert not reader.is_alive()
-    # A pipe of 4,096 bytes takes four of these lines, the thread has one in its hands, and a hundred wait.
-    assert 890 <= sum(noted) <= 900
+    while not text.endswith("last\n"):
+        text += os.read(pipe[0], SMALLEST).decode()
+    lines = text.splitlines()
+    written = [int(line) for line in lines if line.isdecimal()]
+    assert written == sorted(written)
+    assert dropped(lines) == 1000 - len(written) >= 890, "a pipe has four of these lines, and a hundred wait"
 
 
-def test_a_reader_that_is_gone_raises_nothing(noted: list[int]) -> None:
+def test_a_reader_that_is_gone_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     writer = LogWriter(write)
+    monkeypatch.setattr(log_writer, "log", Reports(writer))
     os.close(read)
     for _ in range(3):
         writer.write("line\n")
@@ -94,9 +89,28 @@ def test_a_reader_that_is_gone_raises_nothing(noted: list[int]) -> None:
     os.dup2(again, write)  # as when a disk has room again
     writer.write("line\n")
     writer.finish()
-    assert noted == [3]
+    assert os.read(read, SMALLEST).decode() == "line\nlog_lines_dropped 3\n"
     for end in (read, write, again):
         os.close(end)
+
+
+def test_a_line_that_a_full_disk_has_cut_stays_alone(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, room = os.write, [3, 0]
+
+    def full(descriptor: int, data: bytes) -> int:
+        if not room:
+            return write(descriptor, data)
+        if not (most := room.pop(0)):
+            raise OSError(errno.ENOSPC, "full")
+        return write(descriptor, data[:most])
+
+    writer = LogWriter(pipe[1])
+    monkeypatch.setattr(log_writer, "log", Reports(writer))
+    monkeypatch.setattr(os, "write", full)
+    writer.write("first\n")
+    writer.write("second\n")
+    writer.finish()
+    assert os.read(pipe[0], SMALLEST).decode() == "fir\nsecond\nlog_lines_dropped 1\n"
 
 
 @pytest.mark.parametrize("reader", ["stopped", "gone"])

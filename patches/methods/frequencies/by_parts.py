@@ -135,11 +135,10 @@ class NtkByParts(TrainedLengthMethod):
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         theta, trained_length = self.theta(geometry), self.trained_length(geometry)
-        beta = TurnRange(theta, trained_length, self.beta_0, self.beta_1, fields=("beta_0", "beta_1"))
+        beta = TurnRange(theta, trained_length, self.beta_0, self.beta_1)
         gamma = TurnRange(theta, trained_length, self.gamma_0, self.gamma_1, fields=("gamma_0", "gamma_1"))
-        for turns in (beta, gamma):
-            turns.pairs(geometry.rotary_dim)
-        return Recipe(ByPartsSchedule(self.factor, beta, gamma))
+        # Without a pair in the range of beta, slow pairs are NTK-aware: the factor has an effect.
+        return Recipe(ByPartsSchedule(self.factor, beta, gamma.scaling(geometry.rotary_dim)))
 
 
 class Yarn(TurnRangeMethod):

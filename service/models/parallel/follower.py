@@ -29,6 +29,7 @@ def follow(settings: Settings, rank: int, store: Path, pipe: Connection) -> None
     from service.models.parallel.group import joined
     from service.models.start import Started, started
 
+    logs.write_in_background()
     logs.configure("error", settings.log_format)
     names = Names()
     with ExitStack() as stack:
@@ -39,8 +40,10 @@ def follow(settings: Settings, rank: int, store: Path, pipe: Connection) -> None
                     checked: Started = stack.enter_context(start)
                     names.of_model(checked.patch)
         except ModelLoadError:
+            logs.finish()
             os._exit(1)  # the leader has the same error
         _repeat(pipe, names)
+    logs.finish()
     os._exit(0)
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from service.models.text.json_schemas import Node, Place, walk
 
-NUMBERS = ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-"""Keys of numbers that an answer is held to."""
+NUMBERS = ("const", "enum", "multipleOf")
+"""Keys of numbers that an answer has."""
+
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 LENGTHS = ("minLength", "maxLength")
 
@@ -34,6 +36,9 @@ def problem_of_numbers(schema: Node) -> str:
         for key in LENGTHS:
             if isinstance(length := node.get(key), int) and length > MOST_LENGTH:
                 return f"{_path((*place, key))} may be at most {MOST_LENGTH}"
+        for key in BOUNDS:
+            if isinstance(bound := node.get(key), int | float) and not _is_bound(bound, exclusive="exclusive" in key):
+                return f"{_path((*place, key))} {ROUNDED}"
         for key in NUMBERS:
             for at, number in _numbers(node.get(key), (*place, key)):
                 if not _is_exact(number):
@@ -57,6 +62,13 @@ def _is_exact(number: int | float) -> bool:
         return abs(number) <= MOST
     _, digits, exponent = Decimal(repr(number).removesuffix(".0")).as_tuple()
     return len(digits) <= MOST_DIGITS and int(exponent) >= -MOST_DECIMALS
+
+
+def _is_bound(number: int | float, *, exclusive: bool) -> bool:
+    """A bound of more digits is right up to the last one. Clients bound integers by those of 64 bits."""
+    if abs(number) <= MOST:
+        return True
+    return not exclusive and abs(number) < 1 << 63 and (number == int(float(number)) or number == (1 << 63) - 1)
 
 
 def _path(place: Place) -> str:

@@ -110,9 +110,18 @@ OF_LIBRARIES = {"HF_TOKEN": "hf_tulip", "HF_ENDPOINT": "http://127.0.0.1:9", "OM
 
 def test_libraries_and_the_client_read_the_file_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"HF_TOKEN": "hf_rose"})
-    Path(".env").write_text("\n".join(f"{name}={value}" for name, value in OF_LIBRARIES.items()) + "\nEMPTY\n")
+    Path(".env").write_text(
+        "\n".join(f"{name}={value}" for name, value in OF_LIBRARIES.items()) + "\nEMPTY\nHF_HOME=\n"
+    )
     load()
     assert os.environ == OF_LIBRARIES | {"HF_TOKEN": "hf_rose"}, "the shell's value stays"
+
+
+@pytest.mark.parametrize(("text", "reason"), [("'a=b'=1", "illegal environment"), ("A='\0'", "null byte")])
+def test_a_name_or_value_that_no_environment_takes_is_refused(text: str, reason: str) -> None:
+    Path(".env").write_text(text)
+    with pytest.raises(UnreadableFile, match=reason):
+        load()
 
 
 def test_settings_of_the_file_stay_out_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

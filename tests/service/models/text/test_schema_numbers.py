@@ -21,6 +21,9 @@ EXACT: list[tuple[dict[str, Any], str, str]] = [
     ({"type": "integer", "exclusiveMinimum": SAFE}, str(SAFE + 1), str(SAFE)),
     ({"type": "integer", "exclusiveMaximum": -SAFE}, str(-SAFE - 1), str(-SAFE)),
     ({"type": "number", "minimum": 0, "maximum": SAFE}, f"{SAFE}.0", f"{SAFE}.5"),
+    ({"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1}, str((1 << 63) - 1), str(1 << 63)),
+    ({"type": "integer", "minimum": -(10**18), "maximum": 10**18}, str(10**18), str(10**18 + 1)),
+    ({"type": "number", "minimum": 0, "maximum": 3.141592653589793}, "3.141592653589793", "3.15"),
     ({"default": SNOWFLAKE, "examples": [SNOWFLAKE], "type": "null"}, "null", "1"),
 ]
 
@@ -38,7 +41,8 @@ ROUNDED: list[tuple[dict[str, Any], str]] = [
     ({"properties": {"id": {"enum": ["a", SNOWFLAKE]}}}, "properties.id.enum.1"),
     ({"const": {"a": [0, {"b": SNOWFLAKE}]}}, "const.a.1.b"),
     ({"items": {"$ref": "#/$defs/id"}, "$defs": {"id": {"minimum": SNOWFLAKE}}}, "$defs.id.minimum"),
-    ({"anyOf": [{}, {"maximum": 1e16}]}, "anyOf.1.maximum"),
+    ({"anyOf": [{}, {"maximum": (1 << 64) - 1}]}, "anyOf.1.maximum"),
+    ({"exclusiveMinimum": SAFE + 1}, "exclusiveMinimum"),
     ({"exclusiveMinimum": -(1 << 63)}, "exclusiveMinimum"),
     ({"exclusiveMaximum": 1e308}, "exclusiveMaximum"),
     ({"multipleOf": SNOWFLAKE}, "multipleOf"),
