@@ -1,0 +1,78 @@
+"""The answer of a search in sentences, made from its numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from service.evaluation.formatting import listed, short_number
+from service.evaluation.search.results import Generation, HeldOut, SearchMethod
+
+
+def sentences(
+    methods: Sequence[SearchMethod], generations: Sequence[Generation], length: int, windows: int
+) -> list[str]:
+    """The best encoding, the doubt about it, the course of the search and the use of its factors. ``methods`` begin
+    with what was found; ``windows`` are the held-out ones."""
+    found, *others = methods
+    return [
+        *(_without_held_out(found, others, length) if found.held_out is None else _best(methods, length, windows)),
+        *_sure(others),
+        _course(generations),
+        "Up to the trained length, the model's own encoding is better: these factors change attention there too.",
+    ]
+
+
+def _without_held_out(found: SearchMethod, others: Sequence[SearchMethod], length: int) -> Iterator[str]:
+    best = min(others, key=lambda method: method.search_loss)
+    yield (
+        f"For {length:,} tokens, the factors so far have a loss of {found.search_loss:.4f} on the windows of the "
+        f"search, and {best.label}, the best of the others, {best.search_loss:.4f}."
+    )
+    yield "No held-out window was read: factors look better on the windows that they were chosen by."
+
+
+def _best(methods: Sequence[SearchMethod], length: int, windows: int) -> Iterator[str]:
+    measured = [(method, method.held_out) for method in methods if method.held_out is not None]
+    (found, own), *others = measured
+    best, at = min(others, key=lambda each: each[1].perplexity)
+    where = f"on {windows} held-out windows of {length:,} tokens"
+    if own.perplexity < at.perplexity:
+        yield (
+            f"Use the factors of this search for {length:,} tokens: perplexity {short_number(own.perplexity)} {where}. "
+            f"{best.label}, the next, has {_times(at)} as much."
+        )
+    else:
+        yield (
+            f"Use {best.label} for {length:,} tokens: perplexity {short_number(at.perplexity)} {where}. "
+            f"The search did not beat it: it has {_times(at)} the perplexity of the factors found."
+        )
+
+
+def _times(at: HeldOut) -> str:
+    interval = at.times_search_interval
+    ends = "" if interval is None else f" ({interval.low:.3f} to {interval.high:.3f})"
+    return f"{at.times_search:.3f} times{ends}"
+
+
+def surely_beaten(others: Sequence[SearchMethod]) -> list[SearchMethod]:
+    """Those with a higher perplexity than the search by the whole interval of the ratio."""
+    intervals = [(method, method.held_out and method.held_out.times_search_interval) for method in others]
+    return [method for method, interval in intervals if interval is not None and interval.low > 1]
+
+
+def _sure(others: Sequence[SearchMethod]) -> Iterator[str]:
+    if others[0].held_out is None:
+        return
+    beaten = [method.label for method in surely_beaten(others)]
+    doubtful = [method.label for method in others if method.label not in beaten]
+    if beaten:
+        yield f"By 95 % intervals of the ratio, the search surely beats {listed(beaten)}."
+    if doubtful:
+        yield f"It does not surely beat {listed(doubtful)}: use these where the two are alike, as they need no search."
+
+
+def _course(generations: Sequence[Generation]) -> str:
+    count = sum(generation.candidates for generation in generations)
+    many = "1 generation" if len(generations) == 1 else f"{len(generations)} generations"
+    first, last = generations[0].best, generations[-1].best
+    return f"{count} candidates in {many} took the loss on the search's own windows from {first:.4f} to {last:.4f}."
