@@ -55,7 +55,7 @@ def methods_of(
             label=subject.label if index else FOUND,
             pe=subject.patch.describe(subject.method, target),
             model=subject.model,
-            request=subject.method.model_dump(mode="json", exclude_unset=True) | {"method": subject.method.method},
+            request={"method": subject.method.method} | subject.method.model_dump(mode="json", exclude_unset=True),
             factors=factors_of(subject.method.at(target), subject.patch.geometry, target),
             search_loss=searched[index],
             held_out=None if losses.held_out is None else _held_out(losses.held_out, index, held_out),

@@ -13,7 +13,7 @@ from service.inputs import TextOrTokens
 
 
 class SearchRequest(ByLengthRequest):
-    """A factor for each rotary pair at ``length`` tokens, compared with ``methods`` on text that the search never reads.
+    """A factor for each rotary pair at ``length`` tokens, compared with ``methods`` on text that no candidate reads.
 
     Without ``methods``, these are the ones whose factors begin the search.
     """

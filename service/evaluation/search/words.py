@@ -18,7 +18,7 @@ def sentences(
         *(_without_held_out(found, others, length) if found.held_out is None else _best(methods, length, windows)),
         *_sure(others),
         _course(generations),
-        "Up to the trained length, the model's own encoding is better: these factors change attention there too.",
+        "Up to the trained length, use the model's own encoding: the factor on attention applies there too.",
     ]
 
 
@@ -32,31 +32,26 @@ def _without_held_out(found: SearchMethod, others: Sequence[SearchMethod], lengt
 
 
 def _best(methods: Sequence[SearchMethod], length: int, windows: int) -> Iterator[str]:
-    measured = [(method, method.held_out) for method in methods if method.held_out is not None]
-    (found, own), *others = measured
+    (_, own), *others = [(method, method.held_out) for method in methods if method.held_out is not None]
     best, at = min(others, key=lambda each: each[1].perplexity)
     where = f"on {windows} held-out windows of {length:,} tokens"
     if own.perplexity < at.perplexity:
-        yield (
-            f"Use the factors of this search for {length:,} tokens: perplexity {short_number(own.perplexity)} {where}. "
-            f"{best.label}, the next, has {_times(at)} as much."
-        )
+        yield f"The factors of this search are best {where}: perplexity {short_number(own.perplexity)}."
+        yield f"{best.label}, the next, has {_times(at)} the perplexity."
     else:
-        yield (
-            f"Use {best.label} for {length:,} tokens: perplexity {short_number(at.perplexity)} {where}. "
-            f"The search did not beat it: it has {_times(at)} the perplexity of the factors found."
-        )
+        yield f"{best.label} is best {where}: perplexity {short_number(at.perplexity)}. The search did not beat it."
+        yield f"It has {_times(at)} the perplexity of the factors that were found."
 
 
 def _times(at: HeldOut) -> str:
     interval = at.times_search_interval
-    ends = "" if interval is None else f" ({interval.low:.3f} to {interval.high:.3f})"
+    ends = "" if interval is None else f" (95 % interval {interval.low:.3f} to {interval.high:.3f})"
     return f"{at.times_search:.3f} times{ends}"
 
 
 def surely_beaten(others: Sequence[SearchMethod]) -> list[SearchMethod]:
     """Those with a higher perplexity than the search by the whole interval of the ratio."""
-    intervals = [(method, method.held_out and method.held_out.times_search_interval) for method in others]
+    intervals = [(method, method.held_out.times_search_interval) for method in others if method.held_out is not None]
     return [method for method, interval in intervals if interval is not None and interval.low > 1]
 
 
@@ -66,9 +61,9 @@ def _sure(others: Sequence[SearchMethod]) -> Iterator[str]:
     beaten = [method.label for method in surely_beaten(others)]
     doubtful = [method.label for method in others if method.label not in beaten]
     if beaten:
-        yield f"By 95 % intervals of the ratio, the search surely beats {listed(beaten)}."
+        yield f"By the 95 % intervals of these ratios, the search surely beats {listed(beaten)}."
     if doubtful:
-        yield f"It does not surely beat {listed(doubtful)}: use these where the two are alike, as they need no search."
+        yield f"The search does not surely beat {listed(doubtful)}, which need no search."
 
 
 def _course(generations: Sequence[Generation]) -> str:

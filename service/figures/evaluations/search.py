@@ -29,8 +29,8 @@ def loss_picture(result: SearchResult) -> Picture:
     numbers = list(range(1, len(result.generations) + 1))
     found, *others = result.methods
     curves = [
-        Curve(name_of(found, result), numbers, [generation.best for generation in result.generations]),
         *(Curve(name_of(method, result), numbers, [method.search_loss] * len(numbers)) for method in others),
+        Curve(name_of(found, result), numbers, [generation.best for generation in result.generations]),
     ]
     low, high = _ends([value for curve in curves for value in curve.known])
     figure = new_figure(title, f"mean of the last half of {result.windows} windows, which the search read")
@@ -52,11 +52,12 @@ def loss_picture(result: SearchResult) -> Picture:
 def factor_picture(result: SearchResult) -> Picture:
     """The factor of each pair: of the search, and of the compared encodings that have one."""
     title = f"Factors of each rotary pair at {result.target_length:,} tokens: {result.model}"
-    named = [(name_of(method, result), method.factors) for method in result.methods]
+    found, *others = result.methods
+    named = [(name_of(method, result), method.factors) for method in (*others, found)]
     curves = [Curve(name, list(range(len(factors))), factors) for name, factors in named if factors is not None]
     most = max(value for curve in curves for value in curve.known)
     figure = new_figure(title, "wavelength, divided by that of plain RoPE; pair 0 is the fastest")
-    last = len(curves[0].x) - 1
+    last = len(found.factors or ()) - 1
     x = linear_axis("rotary pair, fastest first", -0.5, last + 0.5, ticks=_ticks(range(last + 1)))
     figure.update_layout(xaxis=x, yaxis=linear_axis("factor", 0, 1.05 * most))
     add_curves(figure, curves, one="there is one pair", looks=looks(result.names()))
