@@ -42,7 +42,7 @@ def factors_of(method: Method, geometry: RopeGeometry, length: int) -> list[floa
         ValueError: when the method does not fit the model.
     """
     found, plain = resolve(method, geometry, length), resolve(UNSCALED, geometry, length)
-    if found.recipe.bands != (Band(),) or found.recipe.score_bias is not None:
+    if found.recipe.schedule is None or found.recipe.bands != (Band(),) or found.recipe.score_bias is not None:
         return None
     pairs = [(before, after) for before, after in zip(plain.inv_freq, found.inv_freq, strict=True) if before]
     return [before / after for before, after in pairs] if all(after for _, after in pairs) else None

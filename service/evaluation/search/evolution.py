@@ -79,7 +79,8 @@ def next_generation(
     for _ in range(round(population * MUTATIONS)):
         _add(found, losses, lambda: mutated(_one(parents, rng), space, rng))
     for _ in range(round(population * CROSSOVERS)):
-        _add(found, losses, lambda: crossed(*_two(parents, rng), space, rng))
+        if not _add(found, losses, lambda: crossed(*_two(parents, rng), space, rng)):
+            _add(found, losses, lambda: mutated(_one(parents, rng), space, rng))
     return tuple(found)
 
 
@@ -117,9 +118,10 @@ def _two(parents: Sequence[Individual], rng: np.random.Generator) -> tuple[Indiv
 
 def _add(
     found: dict[Individual, None], known: Mapping[Individual, float | None], make: Callable[[], Individual]
-) -> None:
-    """Add what ``make`` gives, once it is neither in ``known`` nor in ``found``."""
+) -> bool:
+    """Add what ``make`` gives, once it is neither in ``known`` nor in ``found``; false if it gives nothing new."""
     for _ in range(TRIES):
         if (made := make()) not in known and made not in found:
             found[made] = None
-            return
+            return True
+    return False

@@ -237,14 +237,15 @@ def _begin(request: SearchRequest, served: ServedModel, target: int) -> tuple[Sp
         InvalidEvaluation: for a model without two pairs that factors could turn.
     """
     geometry, times = served.patch.geometry, target / served.trained_length
+    methods = starts(times)
     try:
-        found = [factors_of(method, geometry, target) for method in starts(times)]
-        factors = [one for one in found if one is not None]
+        pairs = len(factors_of(methods[0], geometry, target) or ())
+        if pairs < LEAST_PAIRS:
+            raise ValueError(f"it needs {LEAST_PAIRS} rotary pairs and has {pairs}")
+        factors = [one for one in (factors_of(method, geometry, target) for method in methods) if one is not None]
         served.patch.resolve(by_factors(factors[0], geometry, times), target)
     except ValueError as error:
         raise InvalidEvaluation("model", f"has no factors to search: {error}") from error
-    if len(factors[0]) < LEAST_PAIRS:
-        raise InvalidEvaluation("model", "has one rotary pair: a search needs two at least")
-    space = Space.of(len(factors[0]), times)
+    space = Space.of(pairs, times)
     rng = np.random.default_rng([request.seed, 0])
     return space, evolution.first_generation([*map(space.nearest, factors)], space, request.population, rng)
