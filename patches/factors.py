@@ -24,7 +24,7 @@ def starts(times: float) -> list[Method]:
 
 
 def by_factors(factors: Sequence[float], geometry: RopeGeometry, times: float) -> Method:
-    """The encoding that divides the frequency of each pair by its factor past the trained length, and by 1 up to it.
+    """The encoding that divides the frequency of each pair by its factor past the trained length.
 
     ``factors`` are those of the pairs that rotate. ``times`` decides the factor on cos and sin, by LongRoPE's formula.
     """

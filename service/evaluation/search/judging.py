@@ -20,8 +20,10 @@ from service.evaluation.unit import Outcome, Subject
 
 
 class Losses(NamedTuple):
-    """Mean NLL in nats: of each compared method and each individual over the windows of the search, then by window
-    over the held-out ones, float64 [methods, windows], the individual that was found first. None before."""
+    """Mean NLL in nats of each compared method and each individual over the windows of the search.
+
+    ``held_out`` float64 [methods, windows] has that of each later window, first under the individual that was found.
+    """
 
     compared: list[float]
     searched: dict[Individual, float]

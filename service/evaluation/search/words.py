@@ -25,8 +25,8 @@ def sentences(
 def _without_held_out(found: SearchMethod, others: Sequence[SearchMethod], length: int) -> Iterator[str]:
     best = min(others, key=lambda method: method.search_loss)
     yield (
-        f"For {length:,} tokens, the factors so far have a loss of {found.search_loss:.4f} on the windows of the "
-        f"search, and {best.label}, the best of the others, {best.search_loss:.4f}."
+        f"For {length:,} tokens, the factors so far have a loss of {found.search_loss:.4f} on the search's windows. "
+        f"{best.label}, the best of the others, has {best.search_loss:.4f}."
     )
     yield "No held-out window was read: factors look better on the windows that they were chosen by."
 

@@ -17,6 +17,8 @@ NO_DOCUMENTS = "without effect: niah_single_1 use no documents"
     [
         ("/recommend", {"length": 200, "lengths": [128, 256]}, "lengths", "must be at most length (200), not 256"),
         ("/recommend", {"lengths": [10, 256]}, "lengths", "must be at least 64, not 10"),
+        ("/search", {"lengths": [256]}, "lengths", "a search is for one length: name it in length"),
+        ("/search", {"length": 64}, "length", "must be beyond the trained length, 64, not 64"),
         ("/ruler", {"tasks": ["niah_single_1"], "input": "Some words."}, "input", NO_DOCUMENTS),
         ("/ruler", {"tasks": ["niah_single_1"], "names": ["mine"]}, "names", NO_DOCUMENTS),
         ("/ruler", {"tasks": ["niah_single_1"], "max_tokens": 9}, "max_tokens", NO_DOCUMENTS),

@@ -64,7 +64,7 @@ def test_a_later_generation_comes_closer() -> None:
 
 
 def test_only_the_best_have_children() -> None:
-    """Half of a population are parents: of four the best two, and the others have no factor in common with these."""
+    """Half of a population are parents: of four the best two. The others share no factor with these."""
     poor = {tuple(range(first, first + PAIRS)): 9.0 + first for first in range(101, 141, 8)}
     losses = {LEVEL: 0.0, RISING: 1.0, **poor}
     for seed in range(50):
