@@ -63,7 +63,7 @@ def _sure(others: Sequence[SearchMethod]) -> Iterator[str]:
     if beaten:
         yield f"By the 95 % intervals of these ratios, the search surely beats {listed(beaten)}."
     if doubtful:
-        yield f"The search does not surely beat {listed(doubtful)}, which need no search."
+        yield f"The search does not surely beat {listed(doubtful)}."
 
 
 def _course(generations: Sequence[Generation]) -> str:

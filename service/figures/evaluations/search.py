@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import median_low
 
 from service.evaluation.results import Row, name_of
 from service.evaluation.search.results import SearchResult
@@ -13,8 +12,8 @@ from service.figures.drawing.curves import Curve, add_curves
 from service.figures.looks import looks
 from service.figures.picture import Picture
 
-MOST_SPREAD = 3
-"""The axis of losses reaches this many times the distance from the least to the median one."""
+SPREAD = 10
+"""The axis of losses reaches this many times the gap between the search and where it began, or the next encoding."""
 
 
 def search_pictures(result: SearchResult) -> Iterator[Picture]:
@@ -32,14 +31,14 @@ def loss_picture(result: SearchResult) -> Picture:
         *(Curve(name_of(method, result), numbers, [method.search_loss] * len(numbers)) for method in others),
         Curve(name_of(found, result), numbers, [generation.best for generation in result.generations]),
     ]
-    low, high = _ends([value for curve in curves for value in curve.known])
+    low, high = _ends(curves[-1].known, [method.search_loss for method in others])
     figure = new_figure(title, f"mean of the last half of {result.windows} windows, which the search read")
     x = linear_axis("generation", 0.5, len(numbers) + 0.5, ticks=_ticks(numbers))
     figure.update_layout(xaxis=x, yaxis=linear_axis("loss, nats", low, high))
-    add_curves(figure, curves, one="there is one generation", looks=looks(result.names()))
+    add_curves(figure, curves, one="there is one generation", end="{:.4f}".format, looks=looks(result.names()))
     beyond = [curve.name for curve in curves if min(curve.known) > high]
     if beyond:
-        note(figure, f"beyond the axis: {', '.join(beyond)}")
+        note(figure, f"above the axis: {', '.join(beyond)}")
     rows: list[Row] = [
         {"method": curve.name, "generation": number, "loss": loss}
         for curve in curves
@@ -77,10 +76,10 @@ def _ticks(numbers: Sequence[int], most: int = 12) -> list[int]:
     return list(numbers[:: -(-len(numbers) // most)])
 
 
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """Ends of the axis, with a margin; a loss far beyond the others does not flatten them."""
-    low = min(values)
-    reach = MOST_SPREAD * (median_low(values) - low)
-    high = max(value for value in values if value <= low + reach)
-    margin = 0.08 * (high - low) or 0.01
+def _ends(found: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    """Ends of the axis, with a margin. Losses far above the search leave it, or its course would be level."""
+    low = min(*found, *others)
+    reach = SPREAD * (max(found[0], min(others)) - low)
+    high = max(value for value in (*found, *others) if value <= low + reach)
+    margin = 0.1 * (high - low) or 0.01
     return low - margin, high + margin
