@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from service.evaluation.formatting import listed, short_number
+from service.evaluation.results import Interval
 from service.evaluation.search.results import Generation, HeldOut, SearchMethod
 
 
@@ -18,6 +19,7 @@ def sentences(
         *(_without_held_out(found, others, length) if found.held_out is None else _best(methods, length, windows)),
         *_sure(others),
         _course(generations),
+        "The field `pe` of the JSON has the factors that were found.",
         "Up to the trained length, use the model's own encoding: the factor on attention applies there too.",
     ]
 
@@ -39,8 +41,8 @@ def _best(methods: Sequence[SearchMethod], length: int, windows: int) -> Iterato
         yield f"The factors of this search are best {where}: perplexity {short_number(own.perplexity)}."
         yield f"{best.label}, the next, has {_times(at)} the perplexity."
     else:
-        yield f"{best.label} is best {where}: perplexity {short_number(at.perplexity)}. The search did not beat it."
-        yield f"It has {_times(at)} the perplexity of the factors that were found."
+        yield f"{best.label} is best {where}: perplexity {short_number(at.perplexity)}."
+        yield f"The search did not beat it. It has {_times(at)} the perplexity of the factors that were found."
 
 
 def _times(at: HeldOut) -> str:
@@ -51,19 +53,31 @@ def _times(at: HeldOut) -> str:
 
 def surely_beaten(others: Sequence[SearchMethod]) -> list[SearchMethod]:
     """Those with a higher perplexity than the search by the whole interval of the ratio."""
-    intervals = [(method, method.held_out.times_search_interval) for method in others if method.held_out is not None]
-    return [method for method, interval in intervals if interval is not None and interval.low > 1]
+    return [method for method, interval in _intervals(others) if interval.low > 1]
+
+
+def surely_better(others: Sequence[SearchMethod]) -> list[SearchMethod]:
+    """Those with a lower one by the whole interval."""
+    return [method for method, interval in _intervals(others) if interval.high < 1]
+
+
+def _intervals(others: Sequence[SearchMethod]) -> Iterator[tuple[SearchMethod, Interval]]:
+    for method in others:
+        if method.held_out is not None and method.held_out.times_search_interval is not None:
+            yield method, method.held_out.times_search_interval
 
 
 def _sure(others: Sequence[SearchMethod]) -> Iterator[str]:
     if others[0].held_out is None:
         return
-    beaten = [method.label for method in surely_beaten(others)]
-    doubtful = [method.label for method in others if method.label not in beaten]
+    beaten, better = ([method.label for method in found] for found in (surely_beaten(others), surely_better(others)))
+    doubtful = [method.label for method in others if method.label not in (*beaten, *better)]
     if beaten:
-        yield f"By the 95 % intervals of these ratios, the search surely beats {listed(beaten)}."
+        yield f"By 95 % intervals of these ratios, the search surely beats {listed(beaten)}."
     if doubtful:
-        yield f"The search does not surely beat {listed(doubtful)}."
+        yield f"The search does not surely beat {listed(doubtful)}: the intervals have 1."
+    if better:
+        yield f"The search is surely worse than {listed(better)}."
 
 
 def _course(generations: Sequence[Generation]) -> str:

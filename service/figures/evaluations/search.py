@@ -35,7 +35,7 @@ def loss_picture(result: SearchResult) -> Picture:
     figure = new_figure(title, f"mean of the last half of {result.windows} windows, which the search read")
     x = linear_axis("generation", 0.5, len(numbers) + 0.5, ticks=_ticks(numbers))
     figure.update_layout(xaxis=x, yaxis=linear_axis("loss, nats", low, high))
-    add_curves(figure, curves, one="there is one generation", end="{:.4f}".format, looks=looks(result.names()))
+    add_curves(figure, curves, one="there is one generation", end="{:.4f}".format, looks=_looks(result))
     beyond = [curve.name for curve in curves if min(curve.known) > high]
     if beyond:
         note(figure, f"above the axis: {', '.join(beyond)}")
@@ -59,7 +59,7 @@ def factor_picture(result: SearchResult) -> Picture:
     last = len(found.factors or ()) - 1
     x = linear_axis("rotary pair, fastest first", -0.5, last + 0.5, ticks=_ticks(range(last + 1)))
     figure.update_layout(xaxis=x, yaxis=linear_axis("factor", 0, 1.05 * most))
-    add_curves(figure, curves, one="there is one pair", looks=looks(result.names()))
+    add_curves(figure, curves, one="there is one pair", looks=_looks(result))
     rows: list[Row] = [
         {"method": curve.name, "pair": pair, "factor": factor}
         for curve in curves
@@ -70,6 +70,13 @@ def factor_picture(result: SearchResult) -> Picture:
         "pair in full, a factor of 1 leaves it as it was trained. LongRoPE's never fall from a pair to the next."
     )
     return Picture("factors", title, figure, rows, caption)
+
+
+def _looks(result: SearchResult) -> dict[str, int]:
+    """The compared encodings look as in other figures of the same methods; the search has the next look."""
+    found, *others = result.names()
+    known = looks(others)
+    return {**known, found: len(known)}
 
 
 def _ticks(numbers: Sequence[int], most: int = 12) -> list[int]:

@@ -140,7 +140,7 @@ def test_a_length_beyond_a_document_says_how_its_tokens_are_counted(models: Mode
 
 @pytest.mark.parametrize("evaluation", ["perplexity", "long_perplexity", "passkey", "probe", "recommend", "search"])
 def test_documents_have_the_names_of_the_request(models: ModelRegistry, evaluation: str) -> None:
-    given = {"input": [TEXT, next(iter(BUILT_IN))], "max_tokens": 1000}
+    given = {"input": [TEXT, next(iter(BUILT_IN))], "max_tokens": 1500}
     plan = planned(models, evaluation, **given, names=["a.txt", "b.txt"])
     measured: Any = plan.measured if isinstance(plan, LongPerplexityPlan) else plan
     documents = measured.documents

@@ -53,7 +53,7 @@ def test_a_search_that_does_not_surely_win_says_so(models: ModelRegistry) -> Non
     assert yarn.times_search_interval is not None
     assert yarn.times_search_interval.low < 1 < yarn.times_search_interval.high
     assert "yarn(factor=2)" not in result.answer.surely_beats
-    assert "The search does not surely beat yarn(factor=2)." in " ".join(result.words())
+    assert "The search does not surely beat yarn(factor=2): the intervals have 1." in " ".join(result.words())
 
 
 def test_the_best_on_held_out_windows_is_the_answer(models: ModelRegistry) -> None:
@@ -64,6 +64,8 @@ def test_the_best_on_held_out_windows_is_the_answer(models: ModelRegistry) -> No
     words = " ".join(result.words())
     assert "yarn(factor=2) is best on 8 held-out windows of 128 tokens" in words
     assert "The search did not beat it. It has 0.607 times" in words
+    assert "The search is surely worse than yarn(factor=2)." in words
+    assert "does not surely beat" not in words
     assert [row[0] for row in result.overview().rows][:2] == ["yarn(factor=2)", FOUND]
 
 
