@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from patches import from_text, parse, resolve
 from service.evaluation.recommend.results import OTHERS
-from service.evaluation.search.results import FOUND
 from service.evaluation.results import Interval
+from service.evaluation.search.results import FOUND
 from service.figures import Picture, pictures_of
 from service.figures.drawing.style import COLOURS, LineStyle, different, line_style
 from service.figures.encodings.overview import Setting, encoding_pictures
