@@ -13,7 +13,7 @@ from service.figures.looks import looks
 from service.figures.picture import Picture
 
 SPREAD = 10
-"""The axis reaches this many times the gap from the best loss to the first one, or to the next encoding."""
+"""The axis reaches this many times the gap from the best loss to the first one, or the next encoding."""
 
 
 def search_pictures(result: SearchResult) -> Iterator[Picture]:

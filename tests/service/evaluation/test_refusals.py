@@ -54,7 +54,7 @@ def test_an_evaluation_is_named_by_text(client: httpx.Client, value: Any, shown:
     error = client.post("/jobs", json={"evaluation": value, "input": "a"}).json()["error"]
     assert error["param"] == "evaluation"
     assert error["message"].startswith("evaluation: must be one of perplexity, long_perplexity, ")
-    assert error["message"].endswith(f", recommend, not {shown}")
+    assert error["message"].endswith(f", search, not {shown}")
     error = client.post("/jobs", json={"evaluation": "perplexty", "input": "a"}).json()["error"]
     assert error["message"] == "evaluation: unknown evaluation 'perplexty': did you mean perplexity?"
 
