@@ -23,6 +23,7 @@ from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
 from patches.encoding.recipe import Recipe, ResolvedRecipe
 from patches.encoding.schedule import RopeType
+from patches.factors import by_factors, factors_of, starts
 from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, parse
 from patches.problems import KnownFields, Problem, not_json, problem, problems_of, unknown
 from patches.proposals import UNSCALED, alike, candidates
@@ -100,6 +101,7 @@ __all__ = [
     "UnsupportedModel",
     "alike",
     "allowed_rounding",
+    "by_factors",
     "candidates",
     "closest",
     "decode",
@@ -111,6 +113,7 @@ __all__ = [
     "effective_distance",
     "encode",
     "examples",
+    "factors_of",
     "field_value",
     "from_shorthand",
     "from_text",
@@ -135,6 +138,7 @@ __all__ = [
     "resolve",
     "rope_parameters",
     "runs_triton",
+    "starts",
     "to_shorthand",
     "unknown",
     "unknown_method",

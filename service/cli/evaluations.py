@@ -214,9 +214,9 @@ def _fit_options(run: Callable[..., None], evaluation: Evaluation) -> None:
     """An evaluation that chooses encodings proposes them itself; any other one has no choice to save."""
     signature = inspect.signature(run, eval_str=True)
     options = dict(signature.parameters)
-    if evaluation.chooses:
-        options["pe"] = options["pe"].replace(annotation=encodings_option("the candidates of all methods"))
-    else:
+    if evaluation.proposes:
+        options["pe"] = options["pe"].replace(annotation=encodings_option(evaluation.proposes))
+    if not evaluation.chooses:
         del options["policy"]
     run.__signature__ = signature.replace(parameters=list(options.values()))  # type: ignore[attr-defined] # typer reads it
 

@@ -20,6 +20,7 @@ from service.cli.shared.following import MOST_LISTED, finding_again, finish
 from service.cli.shared.measuring import AsCsv, AsJson, show, show_early
 from service.cli.shared.options import KEY
 from service.cli.shared.terminal import keep_words, new_table, print_table, printable, stderr, stdout
+from service.evaluation.catalogue import EVALUATIONS
 from service.jobs.records import JobState
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ MOST_SHOWN = 3
 """Encodings of a job in a listing."""
 
 PROPOSED = "proposed by the methods"
-"""Encodings of a recommendation that names none; all other evaluations measure the model's own."""
+"""Encodings of a job that names none, of an evaluation that proposes some; others measure the model's own."""
 
 jobs = Commands(help="Jobs of a server: list, show, follow, cancel, resume, results, forget.", no_args_is_help=True)
 
@@ -101,9 +102,14 @@ def _encodings(job: JobInfo) -> str:
         return ""
     asked = job.request.get("methods")
     if asked is None:
-        return PROPOSED if job.evaluation == "recommend" else "default"
+        return PROPOSED if _proposes(job.evaluation) else "default"
     more = len(asked) - MOST_SHOWN
     return ", ".join(map(_label, asked[:MOST_SHOWN])) + (f" and {more} more" if more > 0 else "")
+
+
+def _proposes(evaluation: str) -> bool:
+    known = EVALUATIONS.get(evaluation)  # none of a server of another version
+    return known is not None and bool(known.proposes)
 
 
 def _label(fields: Mapping[str, Any]) -> str:

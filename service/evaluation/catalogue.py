@@ -29,8 +29,9 @@ class Evaluation:
 
     Its ``folder`` (the name when empty) has three modules. For ``long_perplexity``: ``request.py`` with
     ``LongPerplexityRequest``, ``results.py`` with ``LongPerplexityResult``, and ``plan.py`` with ``plan_of``.
-    ``chooses`` is true if its result is also a policy of ``auto``. ``drawn_by`` is the import path of a function from a
-    result to its pictures. Each is imported on first use.
+    ``chooses`` is true if its result is also a policy of ``auto``. ``proposes`` describes the encodings of a request
+    that names none; empty: the model's own. ``drawn_by`` is the import path of a function from a result to its
+    pictures. Each is imported on first use.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Evaluation:
     folder: str = ""
     in_sweeps: bool = True
     chooses: bool = False
+    proposes: str = ""
 
     @property
     def request(self) -> type[EvaluationRequest]:
@@ -118,6 +120,14 @@ _ALL = (
         "service.figures.evaluations.recommend:recommend_pictures",
         in_sweeps=False,
         chooses=True,
+        proposes="the candidates of all methods",
+    ),
+    Evaluation(
+        "search",
+        "A search for the factors of each rotary pair at a length, compared on text that it never reads.",
+        "service.figures.evaluations.search:search_pictures",
+        in_sweeps=False,
+        proposes="the methods that begin the search",
     ),
 )
 

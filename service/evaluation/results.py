@@ -124,7 +124,7 @@ class MethodInResult(BaseModel):
     model: str = Field(description="The served model that answered: a method may name a variant of the requested one.")
 
 
-Part = Literal["methods", "lengths", "evaluations", "rounds"]
+Part = Literal["methods", "lengths", "evaluations", "rounds", "generations"]
 """Parts of an evaluation that a partial result may lack."""
 
 _SCOPES: dict[Part, str] = {
@@ -132,6 +132,7 @@ _SCOPES: dict[Part, str] = {
     "lengths": "at the lengths",
     "evaluations": "by the evaluations",
     "rounds": "by the rounds",
+    "generations": "by the generations",
 }
 
 

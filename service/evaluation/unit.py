@@ -110,6 +110,8 @@ class Plan(ABC):
     """True if ``extended`` may add units."""
     parts_are: ClassVar[Part] = "lengths"
     """Parts that ``reduced`` may leave out, besides methods."""
+    methods_are_asked: ClassVar[bool] = True
+    """False if units have methods of the plan's own making, of which a partial result may lack some."""
 
     @property
     @abstractmethod

@@ -100,5 +100,7 @@ def lacking(whole: Plan, compared: Plan, finished: Collection[int]) -> list[Part
     """The parts of ``whole`` that ``compared`` leaves out."""
     subjects = {unit.subject for unit in compared.units}
     unfinished = {unit.subject for position, unit in enumerate(whole.units) if position not in finished}
+    if not whole.methods_are_asked:
+        return [whole.parts_are]
     found: list[Part] = ["methods"] if unfinished - subjects else []
     return [*found, whole.parts_are] if unfinished & subjects else found

@@ -24,7 +24,7 @@ API = [
     Mutation("a path controls the terminal of the log", "service", "return _printable(form(value))",
              "return form(value)", ("tests/service/test_logs.py::test_nothing_of_a_client_controls_a_terminal",)),
     Mutation("a listing has no encodings of a job that names none", "service/cli",
-             'PROPOSED if job.evaluation == "recommend" else "default"', '""',
+             'PROPOSED if _proposes(job.evaluation) else "default"', '""',
              ("tests/service/cli/test_jobs.py::test_the_list_has_the_encodings_of_jobs_that_name_none",)),
     Mutation("a listing breaks encodings", "service/cli", '    keep_words(table, "encodings")\n', "",
              ("tests/service/cli/test_jobs.py::test_encodings_stay_whole_at_80_columns",)),

@@ -6,6 +6,7 @@ STUDENT = "tests/service/evaluation/test_student.py"
 RECOMMEND = "tests/service/evaluation/recommend/test_answer.py"
 DECLARED = "tests/service/evaluation/recommend/test_declared.py"
 EXPORTABLE = "tests/service/evaluation/recommend/test_exportable.py"
+SEARCH = "tests/service/evaluation/search"
 SWEEPS = "tests/service/evaluation/sweep"
 PICTURES = "tests/service/figures/test_pictures.py"
 WORDS = "tests/service/figures/test_words.py"
@@ -144,6 +145,16 @@ EVALUATION = [
              "job.place(position)", (f"{FAILING}::test_a_result_that_fails_is_of_no_unit",)),
     Mutation("a budget cuts windows without a word", "service/evaluation", "    if read < room:\n", "    if False:\n",
              ("tests/service/evaluation/recommend/test_plan.py::test_a_budget_bounds_the_tokens",)),
+    Mutation("held-out windows have text of the search", "service/evaluation/search",
+             "or place.stop >= last.stop + stretch]", "or place.stop > last.stop]", (f"{SEARCH}/test_plan.py",)),
+    Mutation("the answer of a search is the best on its own windows", "service/evaluation/search",
+             "best = min(methods, key=lambda one: one.held_out.perplexity if",
+             "best = min(methods, key=lambda one: 0 if",
+             (f"{SEARCH}/test_answer.py",)),
+    Mutation("a crossover makes factors fall", "service/evaluation/search", " and low <= second[pair] <= high", "",
+             (f"{SEARCH}/test_evolution.py",)),
+    Mutation("a partial search lacks candidates", "service/jobs", "if not whole.methods_are_asked:", "if False:",
+             ("tests/service/jobs/test_stages.py",)),
     Mutation("one window is a reason against a candidate", "service/evaluation", "LEAST_SHARED = 2", "LEAST_SHARED = 1",
              (f"{RECOMMEND}::test_one_window_is_no_reason_against_a_candidate",)),
     Mutation("another finalist is exported although the answer can be", "service/evaluation",

@@ -67,7 +67,9 @@ class LongRope(TrainedLengthMethod):
     evidence: ClassVar[str] = "LLaMA2 tuned at 256k: Books3 6.81 at 8k to 7.08 at 2048k (arXiv:2402.13753)."
     formula: ClassVar[str] = "theta_i' = theta_i / e_i, e the list; cos and sin x sqrt(1 + ln s / ln L0)"
     paper: ClassVar[str] = "LongRoPE, arXiv:2402.13753"
-    training_free: ClassVar[str] = "For checkpoints that ship the lists (Phi-3, MiniCPM); lists must be searched."
+    training_free: ClassVar[str] = (
+        "For checkpoints that ship the lists (Phi-3, MiniCPM), or with lists that `search` found."
+    )
     cost: ClassVar[str] = "none; perplexity curves take one pass per length"
 
     method: Literal["longrope"] = "longrope"

@@ -90,6 +90,11 @@ EASY: dict[str, dict[str, Any]] = {
         **{"input": TEXT[:4000], "lengths": [64], "length": 64, "windows": 2, "budget": None, "rounds": None},
         **{"bos": "auto", "target": "vllm"},
     },
+    "POST /search": {
+        **EVALUATED,
+        **{"input": TEXT[:4000], "lengths": None, "length": 128, "windows": 1, "held_out": 3, "population": 4},
+        **{"generations": 1, "stop_after": None, "bos": "auto"},
+    },
     "POST /sweep": {
         **{name: value for name, value in EVALUATED.items() if name != "input"},
         **{"evaluations": [{"evaluation": "perplexity", "input": EVALUATED["input"]}], "factors": None, "target": {}},

@@ -44,6 +44,9 @@ def test_help_says_which_encodings_are_measured_without_any() -> None:
     assert "[default:(thecandidatesofallmethods)]" in recommend
     assert "[default:(default)]" not in recommend
     assert "[default:(default)]" in sweep
+    search = "".join(succeeded("search", "--help").replace("│", "").split())
+    assert "[default:(themethodsthatbeginthesearch)]" in search
+    assert "--policy" not in search, "its result is no policy"
 
 
 def test_fields_that_are_objects_are_explained() -> None:

@@ -116,6 +116,9 @@ def test_the_list_has_the_encodings_of_jobs_that_name_none(server: str, client: 
     fields = {"input": TEXT[:2000], "max_tokens": 128}
     assert "default" in listed(server, client.submit("perplexity", lengths=[64], **fields))
     assert "proposed" in listed(server, client.submit("recommend", length=64, windows=2, **fields))
+    search = client.submit("search", length=66, windows=1, held_out=3, input=TEXT[:2000])
+    assert "proposed" in listed(server, search)
+    client.forget(search.id)  # listings of other tests have at most 20
 
 
 def test_the_list_knows_no_encodings_of_long_requests(

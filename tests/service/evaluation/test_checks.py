@@ -44,6 +44,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "passkey": {"lengths": [512], "depths": [0.5], "samples": 1},
     "probe": {"input": TEXT, "lengths": [64, 512], "distances": [16], "samples": 1},
     "recommend": {"input": TEXT, "length": 512, "windows": 2, "methods": [{"method": "default"}]},
+    "search": {"input": TEXT, "length": 512, "windows": 1, "held_out": 3, "methods": [{"method": "default"}]},
     "sweep": {"lengths": [64, 512], "evaluations": [{"evaluation": "perplexity", "input": TEXT}]},
 }
 
@@ -137,9 +138,9 @@ def test_a_length_beyond_a_document_says_how_its_tokens_are_counted(models: Mode
             planned(models, "perplexity", input="A short text.", lengths=[64], bos=bos)
 
 
-@pytest.mark.parametrize("evaluation", ["perplexity", "long_perplexity", "passkey", "probe", "recommend"])
+@pytest.mark.parametrize("evaluation", ["perplexity", "long_perplexity", "passkey", "probe", "recommend", "search"])
 def test_documents_have_the_names_of_the_request(models: ModelRegistry, evaluation: str) -> None:
-    given = {"input": [TEXT, next(iter(BUILT_IN))], "max_tokens": 1000}
+    given = {"input": [TEXT, next(iter(BUILT_IN))], "max_tokens": 1500}
     plan = planned(models, evaluation, **given, names=["a.txt", "b.txt"])
     measured: Any = plan.measured if isinstance(plan, LongPerplexityPlan) else plan
     documents = measured.documents
@@ -155,7 +156,7 @@ def test_a_name_is_that_of_one_document(models: ModelRegistry) -> None:
         planned(models, "perplexity", input=[TEXT, "A text.", "Another."], names=["a", "b", "b"])
 
 
-@pytest.mark.parametrize("evaluation", [name for name in BODIES if name not in ("sweep", "recommend")])
+@pytest.mark.parametrize("evaluation", [name for name in BODIES if name not in ("sweep", "recommend", "search")])
 def test_an_encoding_is_measured_once(models: ModelRegistry, evaluation: str) -> None:
     """Its rows and its line were there three times, and the measurements too."""
     asked = ["yarn:4", "default", "yarn:4.0", {"method": "yarn", "factor": 4, "beta_fast": 32}, "yarn:2"]
@@ -196,7 +197,7 @@ def test_a_pass_beyond_the_memory_of_all_passes_is_refused(
     monkeypatch.setattr(models.default.engine.scores, "capacity", 511)
     with pytest.raises(InvalidEvaluation, match=r"512 is beyond what .*: at most 511 .* about 3\d MB") as refused:
         planned(models, evaluation)
-    assert refused.value.param == ("length" if evaluation == "recommend" else "lengths")
+    assert refused.value.param == ("length" if evaluation in ("recommend", "search") else "lengths")
     monkeypatch.setattr(models.default.engine.scores, "capacity", 512)
     monkeypatch.setitem(models._models, models.default.name, replace(models.default, score_room=30 << 20))
     with pytest.raises(InvalidEvaluation, match=r"about 3\d MB beyond the weights, and weights and caches leave 30 MB"):

@@ -30,6 +30,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "passkey": {"lengths": [256], "depths": [0.5], "samples": 1},
     "needle": {"lengths": [256], "depths": [0.5], "samples": 1, "expected": ["sandwich"]},
     "recommend": {"lengths": [64], "windows": 2},
+    "search": {"length": 66, "windows": 1, "held_out": 3, "population": 4, "generations": 1},
     "ruler": {"lengths": [512], "tasks": ["niah_single_2"], "samples": 1},
 }
 

@@ -17,6 +17,8 @@ NO_DOCUMENTS = "without effect: niah_single_1 use no documents"
     [
         ("/recommend", {"length": 200, "lengths": [128, 256]}, "lengths", "must be at most length (200), not 256"),
         ("/recommend", {"lengths": [10, 256]}, "lengths", "must be at least 64, not 10"),
+        ("/search", {"lengths": [256]}, "lengths", "a search is for one length: name it in length"),
+        ("/search", {"length": 64}, "length", "must be beyond the trained length, 64, not 64"),
         ("/ruler", {"tasks": ["niah_single_1"], "input": "Some words."}, "input", NO_DOCUMENTS),
         ("/ruler", {"tasks": ["niah_single_1"], "names": ["mine"]}, "names", NO_DOCUMENTS),
         ("/ruler", {"tasks": ["niah_single_1"], "max_tokens": 9}, "max_tokens", NO_DOCUMENTS),
@@ -52,7 +54,7 @@ def test_an_evaluation_is_named_by_text(client: httpx.Client, value: Any, shown:
     error = client.post("/jobs", json={"evaluation": value, "input": "a"}).json()["error"]
     assert error["param"] == "evaluation"
     assert error["message"].startswith("evaluation: must be one of perplexity, long_perplexity, ")
-    assert error["message"].endswith(f", recommend, not {shown}")
+    assert error["message"].endswith(f", search, not {shown}")
     error = client.post("/jobs", json={"evaluation": "perplexty", "input": "a"}).json()["error"]
     assert error["message"] == "evaluation: unknown evaluation 'perplexty': did you mean perplexity?"
 

@@ -28,6 +28,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "long_perplexity": {"lengths": [64, 512]},
     "probe": {"lengths": [64, 512], "distances": [16], "samples": 3, "segment_of": "document"},
     "recommend": {"length": 512, "windows": 2, "methods": [{"method": "default"}]},
+    "search": {"length": 512, "windows": 1, "held_out": 3, "population": 4, "generations": 1},
 }
 
 
@@ -63,7 +64,7 @@ def test_the_others_are_read_as_if_they_were_alone(models: ModelRegistry, evalua
 @pytest.mark.parametrize("evaluation", BODIES)
 def test_the_result_lists_them(models: ModelRegistry, evaluation: str) -> None:
     says = "Left out as shorter than the longest length: 3 of 5 documents, a, c and d."
-    fields = {"lengths": [64], "length": 64} if evaluation == "recommend" else {"lengths": [64]}
+    fields = {"recommend": {"lengths": [64], "length": 64}, "search": {"length": 80}}.get(evaluation, {"lengths": [64]})
     given = [SHORT, TEXT, SHORT + SHORT, "No.", TEXT[500:]]
     asked = {"input": given, "names": [*"abcde"], "short_documents": "skip", "distances": [16]}
     if evaluation != "probe":

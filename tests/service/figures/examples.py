@@ -12,6 +12,8 @@ from typing import Any
 from service.evaluation.recommend.results import Answer as Recommendation
 from service.evaluation.recommend.results import AtLength, Avoid, Memory, Range, RecommendMethod, RecommendResult
 from service.evaluation.results import Interval
+from service.evaluation.search.results import FOUND, Generation, HeldOut, SearchMethod, SearchResult
+from service.evaluation.search.results import Answer as SearchAnswer
 from service.evaluation.sweep.results import Answer, Cost, Judgement, SweepMethod, SweepResult
 from service.figures import Picture, pictures_of
 from service.reports.html import report_of
@@ -144,6 +146,44 @@ def recommend(names: Sequence[str] = NAMES) -> RecommendResult:
     )
 
 
+def search(names: Sequence[str] = NAMES) -> SearchResult:
+    """Factors of eight pairs at 2,048 tokens, in three generations."""
+    parts, methods = perplexity(names), []
+    found = [1.0, 1.2, 1.9, 3.4, 7.5, 8.0, 8.0, 9.1]
+    for index, name in enumerate([FOUND, *names]):
+        at = parts.methods[max(0, index - 1)].lengths[-1]
+        factors = [found, [1.0] * 8, [8.0] * 8, None, [8 ** (pair / 7) for pair in range(8)]][index % 5]
+        held_out = HeldOut(
+            perplexity=6.1 if index == 0 else at.perplexity,
+            interval=Interval(low=6.0, high=6.2, kind="windows") if index == 0 else at.interval,
+            times_search=1.0 if index == 0 else at.perplexity / 6.1,
+            times_search_interval=None,
+            groups=[(1.8, 1)] * 8,
+        )
+        numbers = {"factors": factors, "search_loss": 1.8 + 0.1 * index, "held_out": held_out}
+        methods.append(SearchMethod(label=name, pe={"method": name}, model="tiny", request={"method": name}, **numbers))
+    words = [f"{FOUND} is best on 8 held-out windows of 2,048 tokens: perplexity 6.1.", "It is an example."]
+    return SearchResult(
+        fingerprint="0" * 64,
+        model="tiny",
+        trained_length=256,
+        target_length=2048,
+        windows=4,
+        held_out=8,
+        population=24,
+        seed=0,
+        bos=False,
+        tokens_read=100_000,
+        documents=[DOCUMENT],
+        pe={"method": FOUND},
+        generations=[
+            Generation(candidates=24 >> min(n, 1), best=1.86 - 0.03 * n, median=2.2 - 0.1 * n) for n in range(3)
+        ],
+        answer=SearchAnswer(label=FOUND, pe={"method": FOUND}, surely_beats=[], words=words),
+        methods=methods,
+    )
+
+
 def figures_of(page: str) -> dict[str, dict[str, Any]]:
     """The figures that a page draws, by the id of their place: data, and layouts for wide and narrow screens."""
     found = re.findall(r'<script type="application/json" data-figure="([^"]+)">(.*?)</script>', page, re.DOTALL)
@@ -158,6 +198,7 @@ EVERY = {
     "probe": probe,
     "sweep": sweep,
     "recommend": recommend,
+    "search": search,
 }
 
 

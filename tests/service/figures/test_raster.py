@@ -24,7 +24,16 @@ from service.figures.drawing.raster_text import text
 from service.figures.drawing.style import COLOURS
 from tests.service.figures.examples import EVERY, pictures
 
-COUNTS = {"perplexity": 2, "long_perplexity": 2, "passkey": 3, "ruler": 3, "probe": 3, "sweep": 2, "recommend": 2}
+COUNTS = {
+    "perplexity": 2,
+    "long_perplexity": 2,
+    "passkey": 3,
+    "ruler": 3,
+    "probe": 3,
+    "sweep": 2,
+    "recommend": 2,
+    "search": 2,
+}
 """Of a sweep only its own: the others are those of its parts."""
 ANY_PICTURE = pytest.mark.parametrize(
     ("evaluation", "index"), [(name, index) for name, count in COUNTS.items() for index in range(count)]

@@ -244,7 +244,7 @@ def partial_of(evaluation: str, *lacks: Part) -> EvaluationResult:
     return result
 
 
-@pytest.mark.parametrize("evaluation", ["sweep", "recommend"])
+@pytest.mark.parametrize("evaluation", ["sweep", "recommend", "search"])
 def test_the_json_of_an_answer_begins_with_the_scope_once(evaluation: str) -> None:
     part = partial_of(evaluation, "rounds")
     words = part.numbers()["answer"]["words"]

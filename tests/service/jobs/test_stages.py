@@ -11,6 +11,9 @@ import pytest
 from service.evaluation.recommend.plan import RecommendPlan, plan_of
 from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.recommend.results import RecommendResult
+from service.evaluation.search.plan import plan_of as search_of
+from service.evaluation.search.request import SearchRequest
+from service.evaluation.search.results import SearchResult
 from service.jobs import early
 from service.jobs.planning import planned, request_of
 from service.jobs.storage import outcomes
@@ -137,3 +140,51 @@ async def test_a_cancelled_job_has_the_result_of_its_finished_rounds(
     alone = in_one_run(plan_of(request, models, job_settings))
     result.answer.words[0] = result.answer.words[0].removeprefix("By the rounds that finished: ")
     assert result.numbers() | {"partial": None} == alone
+
+
+SEARCH: dict[str, Any] = {
+    **{"model": "tiny", "input": TEXT[:9000], "length": 128, "windows": 1, "held_out": 3},
+    **{"population": 4, "generations": 4},
+}
+
+
+@only_sqlite
+async def test_a_search_goes_on_after_a_restart_and_equals_the_evaluation(
+    store: JobStore, models: ModelRegistry, job_settings: Settings
+) -> None:
+    request = SearchRequest.model_validate(SEARCH)
+    plan = search_of(request, models, job_settings)
+    size = {"units": plan.cost.units, "tokens": plan.tokens}
+    job_id, restarts = store.add("anna", request, models=["tiny"], **size).id, 0
+    while store.get("anna", job_id).state != "done":
+        done = len(store.done_units(job_id))
+        async with running(store, models, job_settings), asyncio.timeout(60):
+            while len(store.done_units(job_id)) < done + 5 and store.get("anna", job_id).state != "done":
+                await asyncio.sleep(0.002)
+        restarts += 1
+    assert restarts > 2
+    assert result_of(store, "anna", job_id).numbers() == in_one_run(plan)
+
+
+@only_sqlite
+async def test_a_cancelled_search_has_what_the_finished_generations_found(
+    store: JobStore, models: ModelRegistry, job_settings: Settings
+) -> None:
+    request = SearchRequest.model_validate(SEARCH)
+    plan = search_of(request, models, job_settings)
+    size = {"units": plan.cost.units, "tokens": plan.tokens}
+    job_id = store.add("anna", request, models=["tiny"], **size).id
+    async with running(store, models, job_settings), asyncio.timeout(60):
+        while len(store.done_units(job_id)) < len(plan.units) + 1:
+            await asyncio.sleep(0.001)
+        store.cancel("anna", job_id)
+    job = early.read(store.database, "anna", job_id)
+    assert job is not None
+    result = early.partial_result(job, models, job_settings, partial(outcomes.read, store.database))
+    assert isinstance(result, SearchResult)
+    assert result.partial is not None
+    assert result.partial.lacks == ["generations"], "candidates are the search's own"
+    assert 0 < len(result.generations) < 4
+    ended = SearchRequest.model_validate(SEARCH | {"stop_after": len(result.generations)})
+    result.answer.words[0] = result.answer.words[0].removeprefix("By the generations that finished: ")
+    assert result.numbers() | {"partial": None} == in_one_run(search_of(ended, models, job_settings))

@@ -16,8 +16,9 @@ const PAGE = 50;
 const MOST = 1000;
 const LOOK_AGAIN_MS = 3000;
 const MOST_SHOWN = 4;
-/** Encodings of a recommendation that names none; all other evaluations measure the model's own. */
+/** Encodings of a job of these that names none; all other evaluations measure the model's own. */
 const PROPOSED = "proposed by the methods";
+const PROPOSING = new Set(["recommend", "search"]);
 
 export function Jobs(_: { models: Model[]; methods: Method[] }) {
   const [settings, change] = useSettings(TAB, { job: "" });
@@ -112,7 +113,7 @@ function opener(job: string): string {
 /** Each in one piece with its comma, so that no line begins with one. The server lists a long request as an empty one. */
 function Encodings({ job }: { job: Job }) {
   if (!Object.keys(job.request).length) return null;
-  const methods = (job.request.methods ?? [job.evaluation === "recommend" ? PROPOSED : "default"]) as unknown[];
+  const methods = (job.request.methods ?? [PROPOSING.has(job.evaluation) ? PROPOSED : "default"]) as unknown[];
   const texts = methods.map((one) => (typeof one === "string" ? one : shortText(one as Record<string, unknown>)));
   const [shown, more] = [texts.slice(0, MOST_SHOWN), texts.length - MOST_SHOWN];
   return (

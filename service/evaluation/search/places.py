@@ -1,0 +1,45 @@
+"""Windows of the search, and later ones that share no token with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from service.evaluation.checks import InvalidEvaluation
+from service.evaluation.documents import Document
+from service.evaluation.recommend.places import Place, Places
+
+
+def split(
+    documents: Sequence[Document], stretch: int, scored: int, wanted: tuple[int, int], seed: int
+) -> tuple[Places, Places]:
+    """Places of the search and held-out ones, as many as ``wanted``; the search has the earlier text.
+
+    A window has ``stretch`` tokens of a document. Its last ``scored`` ones, at least half, are of no other window of
+    the same part.
+
+    Raises:
+        InvalidEvaluation: when the documents have no room for these windows.
+    """
+    windows, held_out = wanted
+    every = [
+        Place(index, stop)
+        for index, document in enumerate(documents)
+        for stop in range(stretch, len(document.token_ids) + 1, scored)
+    ]
+    count = (len(every) - 1) * windows // (windows + held_out)
+    earlier, last = every[:count], every[max(0, count - 1)]
+    later = [place for place in every[count:] if place.document > last.document or place.stop >= last.stop + stretch]
+    if count < windows or len(later) < held_out:
+        least = stretch + (windows + held_out) * scored
+        message = (
+            f"{windows} windows and {held_out} held-out ones need {least} tokens: send more text, or ask for fewer"
+        )
+        raise InvalidEvaluation("input", message)
+    order = np.random.default_rng(seed)
+    return _drawn(earlier, windows, order), _drawn(later, held_out, order)
+
+
+def _drawn(every: Sequence[Place], count: int, order: np.random.Generator) -> Places:
+    return Places(tuple(every[index] for index in order.permutation(len(every))[:count].tolist()), len(every))

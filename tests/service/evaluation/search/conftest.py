@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.models.registry import ModelRegistry
+from tests.service.evaluation.prompting import registry
+
+
+@pytest.fixture(scope="module")
+def models(checkpoints: Path) -> Iterator[ModelRegistry]:
+    yield from registry(checkpoints / "tiny")

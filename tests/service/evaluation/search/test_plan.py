@@ -1,0 +1,184 @@
+"""Plans of searches: windows, stages, costs, and requests that cannot be run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from patches import label_of
+from service.evaluation.checks import InvalidEvaluation
+from service.evaluation.documents import from_token_ids
+from service.evaluation.search.places import split
+from service.evaluation.search.plan import plan_of
+from service.evaluation.search.request import SearchRequest
+from service.evaluation.search.unit import LateUnit
+from service.evaluation.unit import evaluate
+from service.models.registry import ModelRegistry
+from tests.service.conftest import TEXT, tiny_tokenizer
+from tests.service.evaluation.prompting import finish, settings_of
+from tests.service.evaluation.search.made_up import LENGTH, SMALL, answered, planned
+
+SHORT_LISTS = {"method": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+
+
+def test_the_last_half_of_a_window_is_scored(models: ModelRegistry) -> None:
+    unit = planned(models).units[-1]
+    assert isinstance(unit, LateUnit)
+    ids = unit.token_ids
+    assert len(ids) == unit.tokens == LENGTH
+    assert ids[-1] == unit.document.token_ids[unit.stop - 1]
+    outcome = finish(unit.run())
+    with torch.no_grad(), unit.slot() as slot:
+        positions = torch.arange(len(ids)) + (slot << 24)
+        logits = unit.subject.patch.model(input_ids=torch.tensor([ids]), position_ids=positions[None]).logits[0]
+    own = logits.log_softmax(-1)[torch.arange(LENGTH - 1), torch.tensor(ids[1:])]
+    np.testing.assert_allclose(outcome["nll"], [-own[-LENGTH // 2 :].mean()], rtol=1e-4)
+
+
+@pytest.mark.parametrize(("tokens", "length"), list(product(([900], [130, 400, 200], [2000, 64], [65] * 20), (64, 65))))
+def test_no_held_out_window_has_a_token_of_the_search(tokens: list[int], length: int) -> None:
+    documents = [from_token_ids(str(n), [7] * count, tiny_tokenizer()) for n, count in enumerate(tokens)]
+    for seed in range(5):
+        for places in (halves := split(documents, length, (length + 1) // 2, (2, 4), seed)):
+            assert len(set(places.windows)) == len(places.windows)
+        search, held_out = (
+            {(p.document, t) for p in half.windows for t in range(p.stop - length, p.stop)} for half in halves
+        )
+        assert not search & held_out
+        assert [len(half.windows) for half in halves] == [2, 4]
+
+
+def test_text_without_room_is_refused_and_the_least_that_suffices_is_not() -> None:
+    def halves(tokens: int) -> Any:
+        return split([from_token_ids("a", [7] * tokens, tiny_tokenizer())], 64, 32, (2, 4), 0)
+
+    with pytest.raises(InvalidEvaluation, match="input: 2 windows and 4 held-out ones need 256 tokens: send more"):
+        halves(255)
+    assert [len(half.windows) for half in halves(256)] == [2, 4]
+
+
+def test_stages_are_generations_and_then_the_held_out_windows(models: ModelRegistry) -> None:
+    plan = planned(models)
+    assert [subject.label for subject in plan.compared] == [
+        "default",
+        "linear(factor=2)",
+        "ntk(factor=2)",
+        "yarn(factor=2)",
+    ]
+    result, last = answered(plan)
+    assert [generation.candidates for generation in result.generations] == [8, 4, 4]
+    windows = {unit.stop for unit in plan.units}
+    assert windows == {place.stop for place in plan.places.windows}
+    labels = [unit.subject.label for unit in last.units[len(last.units) - 5 * 3 :: 3]]  # type: ignore[attr-defined]
+    assert labels[1:] == [subject.label for subject in plan.compared]
+    assert labels[0].startswith("longrope(")
+    assert result.tokens_read == last.tokens == plan.tokens == LENGTH * ((4 + 16) * 2 + 5 * 3)
+
+
+def test_the_cost_is_a_bound(models: ModelRegistry) -> None:
+    """A search that finds no new factors ends with fewer tokens than its plan has."""
+    plan = planned(models, generations=40)
+    narrow = replace(plan, space=replace(plan.space, most=100), bred=(((100,) * plan.space.pairs,),))
+    _, last = answered(narrow)
+    assert len(last.bred) == 1
+    assert last.tokens < plan.tokens
+
+
+def test_it_finds_better_factors_than_it_began_with(models: ModelRegistry) -> None:
+    result, _ = answered(planned(models, length=256, generations=12, population=24))
+    found, *others = result.methods
+    assert found.search_loss == min(generation.best for generation in result.generations)
+    assert result.generations[-1].best < result.generations[0].best
+    assert all(found.search_loss < other.search_loss for other in others)
+    assert result.answer.label == "search"
+    assert result.answer.pe == result.pe == found.request
+    assert found.factors == pytest.approx(result.pe["long_factor"])
+
+
+def test_equal_requests_have_equal_results(models: ModelRegistry) -> None:
+    results = [finish(evaluate(planned(models, seed=seed))).numbers() for seed in (1, 1, 2)]
+    assert results[0] == results[1]
+    assert results[0]["pe"] != results[2]["pe"]
+
+
+def test_methods_are_compared_in_place_of_those_that_begin_the_search(models: ModelRegistry) -> None:
+    result, plan = answered(planned(models, methods=["self_extend:4", "yarn:4", "default"]), lambda unit: 2.0)
+    assert [method.label for method in result.methods] == [
+        "search",
+        "default",
+        *map(label_of, [s.method for s in plan.compared[1:]]),
+    ]
+    assert [method.factors is None for method in result.methods] == [False, False, True, False]
+    assert planned(models, methods=["yarn:4"]).bred == planned(models).bred
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"length": 64}, "length", "must be beyond the trained length, 64, not 64"),
+        ({"length": 1 << 20}, "length", "is beyond the shortest document"),
+        ({"held_out": 1000}, "input", "2 windows and 1000 held-out ones need 64255 tokens"),
+        ({"methods": ["yarn:4", SHORT_LISTS]}, "methods.1", "this model has . rotary pairs"),
+    ],
+)
+def test_a_request_that_cannot_be_run_is_refused(
+    models: ModelRegistry, fields: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(InvalidEvaluation, match=message) as refused:
+        planned(models, **fields)
+    assert refused.value.param == param
+
+
+def test_a_search_beyond_the_budget_is_refused_by_its_bound(models: ModelRegistry) -> None:
+    plan = planned(models)
+    request = plan.request
+    for most, fits in ((plan.tokens, True), (plan.tokens - 1, False)):
+        settings = settings_of(Path("tiny"), max_scored_tokens=most)
+        if fits:
+            assert plan_of(request, models, settings).tokens == most
+            continue
+        with pytest.raises(InvalidEvaluation, match=f"length: this takes {plan.tokens} tokens"):
+            plan_of(request, models, settings)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "message"),
+    [
+        ({"family": "none"}, "model: has no factors to search: "),
+        ({"family": "bias"}, "model: has no factors to search: "),
+        ({"rotary_dim": 2}, "model: has no factors to search: it needs 2 rotary pairs and has 1"),
+    ],
+)
+def test_a_model_without_factors_is_refused(
+    models: ModelRegistry, monkeypatch: pytest.MonkeyPatch, geometry: dict[str, Any], message: str
+) -> None:
+    patch = models.default.patch
+    monkeypatch.setattr(patch, "geometry", replace(patch.geometry, **geometry))
+    with pytest.raises(InvalidEvaluation, match=message):
+        planned(models)
+
+
+def test_lengths_have_no_effect_and_are_refused(client: httpx.Client) -> None:
+    with pytest.raises(ValidationError, match="a search is for one length"):
+        SearchRequest.model_validate({"lengths": [128]})
+    reply = client.post("/search", json={"lengths": [128]})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "lengths")
+
+
+def test_the_encoding_works_in_every_route(client: httpx.Client) -> None:
+    reply = client.post("/search", json={"input": TEXT, "length": LENGTH, **SMALL})
+    assert reply.status_code == 200, reply.text
+    pe = reply.json()["pe"]
+    answer = client.post("/generate", json={"prompt": "The", "pe": pe, "max_new_tokens": 2})
+    assert answer.status_code == 200, answer.text
+    exported = client.post("/export", json={"pe": pe, "target": "transformers", "length": LENGTH})
+    assert exported.status_code == 200, exported.text
+    assert pe["long_factor"] == exported.json()["config"]["rope_parameters"]["long_factor"]
