@@ -59,7 +59,9 @@ _writer: LogWriter | None = None
 def write_in_background() -> None:
     """For servers: a thread writes the lines of this process, and of the children that it forks."""
     global _writer
-    _writer = _writer or LogWriter(sys.stderr.fileno())
+    stream = sys.__stderr__
+    if _writer is None and stream is not None and stream is sys.stderr:  # a replaced one has no descriptor
+        _writer = LogWriter(stream.fileno())
 
 
 def _stream() -> TextIO:
