@@ -91,7 +91,7 @@ def rows(pairs: int = 32, trained_length: int = 256, heads: int = 4) -> list[Row
     long = [1.0 + 0.25 * i for i in range(pairs)]
     other_length = trained_length // 2
     underneath = {"base": {"method": "linear", "factor": 2.5}, "original_max_position_embeddings": other_length}
-    turns = {"beta_fast": 16.0, "beta_slow": 2.0, "truncate": False, "original_max_position_embeddings": other_length}
+    turns = {"beta_fast": 16.0, "beta_slow": 1.5, "truncate": False, "original_max_position_embeddings": other_length}
     return [
         Row("default", hard={"rope_theta": 5e5}, identity={}, rope_type="default"),
         Row("linear", {"factor": 4.0}, {"factor": 3.7, "rope_theta": 5e5}, {"factor": 1.0}, rope_type="linear"),
@@ -124,7 +124,7 @@ def rows(pairs: int = 32, trained_length: int = 256, heads: int = 4) -> list[Row
             {
                 "factor": 7.3,
                 "beta_fast": 16.0,
-                "beta_slow": 2.0,
+                "beta_slow": 1.5,
                 "truncate": False,
                 "mscale": 1.5,
                 "mscale_all_dim": 0.5,

@@ -21,23 +21,6 @@ def pair_turning(turns: float, rotary_dim: int, rope_theta: float, trained_lengt
     return (rotary_dim * math.log(trained_length / (turns * 2 * math.pi))) / (2 * math.log(rope_theta))
 
 
-def pair_range(
-    first_turns: float,
-    last_turns: float,
-    *,
-    rotary_dim: int,
-    rope_theta: float,
-    trained_length: int,
-    truncate: bool = True,
-) -> tuple[float, float]:
-    """Pair indices between two numbers of turns, rounded outwards if ``truncate``, inside [0, d - 1]."""
-    low = pair_turning(first_turns, rotary_dim, rope_theta, trained_length)
-    high = pair_turning(last_turns, rotary_dim, rope_theta, trained_length)
-    if truncate:
-        low, high = math.floor(low), math.ceil(high)
-    return max(low, 0), min(high, rotary_dim - 1)
-
-
 def linear_ramp(low: float, high: float, pairs: int, dtype: torch.dtype) -> torch.Tensor:
     """0 up to index ``low``, 1 from ``high``, linear between: ``dtype`` [pairs]."""
     import torch
@@ -59,24 +42,38 @@ def mscale(factor: float, weight: float = 1.0) -> float:
 
 @dataclass(frozen=True)
 class TurnRange:
-    """The range of turns over the trained length in which pairs go from unscaled to fully scaled."""
+    """The range of turns over the trained length in which pairs go from unscaled to fully scaled. ``fields`` are the
+    names of its ends in a request."""
 
     rope_theta: float
     trained_length: int
     beta_fast: float
     beta_slow: float
-    truncate: bool
+    truncate: bool = True
+    fields: tuple[str, str] = ("beta_fast", "beta_slow")
 
     def pairs(self, rotary_dim: int) -> tuple[float, float]:
-        """First and last pair index of the range, of ``rotary_dim`` / 2 pairs."""
-        return pair_range(
-            self.beta_fast,
-            self.beta_slow,
-            rotary_dim=rotary_dim,
-            rope_theta=self.rope_theta,
-            trained_length=self.trained_length,
-            truncate=self.truncate,
+        """First and last pair index of the range, rounded outwards if ``truncate``, inside [0, rotary_dim - 1].
+
+        Raises:
+            ValueError: when every pair turns more often, or less. The released code would scale all or none of them.
+        """
+        first, last = (
+            pair_turning(turns, rotary_dim, self.rope_theta, self.trained_length)
+            for turns in (self.beta_fast, self.beta_slow)
         )
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, rotary_dim - 1)
+        if first > last:
+            bound, turns, than = (
+                (self.fields[1], self.beta_slow, "fewer") if last < 0 else (self.fields[0], self.beta_fast, "more")
+            )
+            raise ValueError(
+                f"{bound}: {turns:g} is out of reach, since every pair makes {than} turns at "
+                f"original_max_position_embeddings {self.trained_length} and rope_theta {self.rope_theta:g}"
+            )
+        return first, last
 
 
 class TurnRangeMethod(TrainedLengthMethod):
@@ -93,5 +90,11 @@ class TurnRangeMethod(TrainedLengthMethod):
         return self
 
     def turn_range(self, geometry: RopeGeometry) -> TurnRange:
-        theta, trained_length = self.theta(geometry), self.trained_length(geometry)
-        return TurnRange(theta, trained_length, self.beta_fast, self.beta_slow, self.truncate)
+        """Raises:
+        ValueError: when no pair lies in the range.
+        """
+        turns = TurnRange(
+            self.theta(geometry), self.trained_length(geometry), self.beta_fast, self.beta_slow, self.truncate
+        )
+        turns.pairs(geometry.rotary_dim)
+        return turns

@@ -163,8 +163,9 @@ def _temperatures() -> Iterator[str]:
     yield "## Attention temperatures"
     yield (
         "`attention_temperature` multiplies the scaled products q . k / sqrt(d) of a query. A bias such as ALiBi's is "
-        "added to them unchanged. Every method takes a temperature. It is a number, an object with `kind`, or the name "
-        "of a kind whose parameters all have defaults. An example of an object is `"
+        "added to them unchanged, after any soft limit on scores (Gemma 2). Every method takes a temperature; a factor "
+        "of `drope` is one. It is a number, an object with `kind`, or the name of a kind whose parameters all have "
+        "defaults. An example of an object is `"
         + '{"kind": "yarn", "factor": 4}'
         + "`. It multiplies beside a factor on cos and sin, such as YaRN's. It also multiplies beside a temperature in "
         "the model's own layers (Llama 4, Ministral 3). So 1.0 leaves both as they are. It replaces only a temperature "

@@ -21,6 +21,8 @@ ENCODINGS = [
     Mutation("one key more among the first", "patches", "(kv_idx < self.count)", "(kv_idx <= self.count)", (MAPS,)),
     Mutation("a step of frequencies is refused", "patches", "if self.beta_fast < self.beta_slow:",
              "if self.beta_fast <= self.beta_slow:", (f"{FREQUENCIES}::test_equal_turns_make_a_step",)),
+    Mutation("a factor without effect", "patches", "if first > last:", "if False:",
+             (f"{FREQUENCIES}::test_a_range_that_no_pair_reaches_is_refused",)),
     Mutation("attention factor lost on resolving", "patches", "attention_factor=float(attention_factor)",
              "attention_factor=1.0", (FREQUENCIES,)),
     Mutation("groups without their shift", "patches", "return position // self.group_size + self.shift",

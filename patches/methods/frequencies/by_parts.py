@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from patches.encoding.fields import AttentionFactor, Factor, Turns
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import TrainedLengthMethod
-from patches.encoding.ramps import TurnRange, TurnRangeMethod, linear_ramp, mscale, pair_range, turns_of
+from patches.encoding.ramps import TurnRange, TurnRangeMethod, linear_ramp, mscale, turns_of
 from patches.encoding.recipe import Recipe
 from patches.encoding.rotary import base_inv_freq
 from patches.encoding.schedule import Frequencies, RopeType
@@ -29,24 +29,17 @@ Mscale = Annotated[float, Field(ge=0.0, le=100.0, strict=True)]
 
 @dataclass(frozen=True)
 class ByPartsSchedule:
-    rope_theta: float
     factor: float
-    trained_length: int
-    beta: tuple[float, float]
-    gamma: tuple[float, float]
+    beta: TurnRange
+    gamma: TurnRange
     depends_on_length: bool = False
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
-        dim, theta = geometry.rotary_dim, self.rope_theta
+        dim, theta = geometry.rotary_dim, self.beta.rope_theta
         plain = base_inv_freq(theta, dim, dtype)
         # Written as a base on purpose: one frequency has no NTK base, but then no ramp reaches it.
         ntk = base_inv_freq(theta * self.factor ** (dim / max(dim - 2, 1)), dim, dtype)
-
-        def ramp(turns: tuple[float, float]) -> torch.Tensor:
-            low, high = pair_range(*turns, rotary_dim=dim, rope_theta=theta, trained_length=self.trained_length)
-            return linear_ramp(low, high, dim // 2, dtype)
-
-        beta, gamma = ramp(self.beta), ramp(self.gamma)
+        beta, gamma = (linear_ramp(*turns.pairs(dim), dim // 2, dtype) for turns in (self.beta, self.gamma))
         scaled = ntk * (1 - beta) + plain / self.factor * beta
         return Frequencies(plain * (1 - gamma) + scaled * gamma, 1.0, theta)
 
@@ -141,8 +134,12 @@ class NtkByParts(TrainedLengthMethod):
         return self
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
-        turns = ((self.beta_0, self.beta_1), (self.gamma_0, self.gamma_1))
-        return Recipe(ByPartsSchedule(self.theta(geometry), self.factor, self.trained_length(geometry), *turns))
+        theta, trained_length = self.theta(geometry), self.trained_length(geometry)
+        beta = TurnRange(theta, trained_length, self.beta_0, self.beta_1, fields=("beta_0", "beta_1"))
+        gamma = TurnRange(theta, trained_length, self.gamma_0, self.gamma_1, fields=("gamma_0", "gamma_1"))
+        for turns in (beta, gamma):
+            turns.pairs(geometry.rotary_dim)
+        return Recipe(ByPartsSchedule(self.factor, beta, gamma))
 
 
 class Yarn(TurnRangeMethod):

@@ -44,7 +44,7 @@ class LmInfinite(BasedMethod):
         None, description="Last tokens attended, the query's own included; the trained length when absent."
     )
     limit_distance: Annotated[int, Field(ge=1, le=LONGEST, strict=True)] | None = Field(
-        None, description="Distance of the first tokens beyond the window; the trained length when absent."
+        None, description="Distance of the first tokens, at least n_local - 1; the trained length when absent."
     )
 
     @classmethod

@@ -76,6 +76,27 @@ def test_equal_turns_make_a_step(name: str, truncate: bool) -> None:
         check(fields, model, 4 * model.original_max_position_embeddings)
 
 
+@pytest.mark.parametrize("name", ["yarn", "dynamic_yarn", "mrrope_uni", "mrrope_pro", "tailspline"])
+def test_a_range_that_no_pair_reaches_is_refused(name: str) -> None:
+    """The released code keeps every pair for the first, so any factor is without effect, and scales all for the
+    second."""
+    fields = {"method": name, "truncate": False, "beta_fast": 64.0} | ({} if name == "dynamic_yarn" else {"factor": 4})
+    model = geometry(*GEOMETRIES[0])
+    check({**fields, "beta_slow": 40.7}, model, 1024)
+    with pytest.raises(ValueError, match=r"^beta_slow: 40\.8 .* every pair makes fewer turns"):
+        parse({**fields, "beta_slow": 40.8}).encoding(model)
+    few = geometry(4, 4, 10.0, 8192, 8192)
+    with pytest.raises(ValueError, match=r"^beta_fast: 0\.2 .* every pair makes more turns"):
+        parse({**fields, "beta_fast": 0.2, "beta_slow": 0.1}).encoding(few)
+
+
+def test_both_ranges_of_ntk_by_parts_must_be_in_reach() -> None:
+    few = geometry(*GEOMETRIES[0])
+    for low, high in (("beta_1", "beta_0"), ("gamma_1", "gamma_0")):
+        with pytest.raises(ValueError, match=f"^{low}: 100 is out of reach"):
+            parse({"method": "ntk_by_parts", "factor": 4, low: 100.0, high: 200.0}).encoding(few)
+
+
 @st.composite
 def drawn_geometries(draw: st.DrawFn) -> RopeGeometry:
     head_dim = 2 * draw(st.integers(2, 128))
