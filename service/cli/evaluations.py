@@ -38,7 +38,10 @@ if TYPE_CHECKING:
     pass
 
 IncludeText = Annotated[
-    bool, typer.Option("--include-text", help="The report has the texts themselves, not only their lengths and hashes.")
+    bool,
+    typer.Option(
+        "--include-text", help="A report has the texts, not only lengths and hashes; it and --json have the prompts."
+    ),
 ]
 
 SHARED = {
@@ -111,6 +114,18 @@ def _is_list(schema: Mapping[str, Any]) -> bool:
     return "array" in kinds and set(kinds) <= {"array", "null"}
 
 
+def check_include_text(evaluation: str, *, as_json: bool) -> None:
+    """Refuse --include-text without a report where it has no effect.
+
+    Raises:
+        typer.BadParameter: naming what it needs.
+    """
+    if not EVALUATIONS[evaluation].request.writes_prompts:
+        raise typer.BadParameter(f"--include-text needs a report: {evaluation} writes no prompts that JSON could have")
+    if not as_json:
+        raise typer.BadParameter("--include-text needs a report or JSON: add --report or --json")
+
+
 def own_fields(name: str) -> dict[str, Any]:
     """JSON schemas of the fields of an evaluation's body that no shared option sets, by name; ``minutes`` for a
     ``budget``, and for a sweep how its parts read documents."""
@@ -181,7 +196,7 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
         outputs = {"json": as_json, "csv": as_csv, "plot": plots, "report": report, "policy": policy}
         refuse_without_effect(server, background=background, cancel=cancel, **outputs)
         if include_text and report is None:
-            raise typer.BadParameter("--include-text needs a report: add --report")
+            check_include_text(name, as_json=as_json)
         names = [option for parameter in context.command.params for option in parameter.opts]
         shared = [option.removeprefix("--") for option in names if option.startswith("--")]
         paths, own = separated(files or [], own_fields(name), shared)
@@ -194,7 +209,8 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
                 return
             finish(client, job, server, cancel=cancel, as_json=as_json, as_csv=as_csv)
             with finding_again(job, server):
-                result = client.result(job.id)
+                with_prompts = include_text and as_json and evaluation.request.writes_prompts
+                result = client.result(job.id, include_text=with_prompts)
                 # Before the server stops: Ctrl-C may come while it does.
                 deliver(result, plots, as_json=as_json, as_csv=as_csv)
                 if report is not None:

@@ -116,6 +116,25 @@ class DocumentInfo(BaseModel):
     overlap: Overlap | None = Field(None, description="With the earlier document that shares most, from a tenth on.")
 
 
+Prompt = Annotated[
+    str | None,
+    Field(
+        exclude_if=lambda prompt: prompt is None,
+        description="The prompt without its BOS, where `include_text` asks for it: neither jobs nor results keep it.",
+    ),
+]
+
+
+class Output(BaseModel, ABC):
+    """A model's answer to a prompt that the evaluation wrote."""
+
+    prompt: Prompt = None
+
+    @abstractmethod
+    def heading(self) -> str:
+        """The prompt in a few words."""
+
+
 class MethodInResult(BaseModel):
     """A method as it took effect. Each evaluation adds its numbers."""
 
@@ -225,6 +244,10 @@ class EvaluationResult(BaseModel, ABC):
     def parts(self) -> Sequence[EvaluationResult]:
         """The results that have scores: this one, or those of a sweep."""
         return [self]
+
+    def outputs(self) -> Sequence[Output]:
+        """Answers to prompts that the evaluation wrote, in the order of the plan's units."""
+        return []
 
     def title(self) -> str:
         """The subject of the result in one line."""

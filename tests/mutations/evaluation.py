@@ -24,6 +24,8 @@ ADDRESS = "tests/service/jobs/test_address.py"
 EVALUATION = [
     Mutation("one method alone is the best", "service", "if method.rank == 1] if len(methods) > 1 else []",
              "if method.rank == 1]", (f"{SWEEPS}/test_answer.py",)),
+    Mutation("prompts of another plan", "service/jobs", "if dict(enumerate(whole.keys)).items() >= job.",
+             "if {} != job.", ("tests/service/jobs/test_prompts.py",)),
     Mutation("a lease never ends", "service/jobs", "lapsed = Job.lease_until < now(session)",
              "lapsed = Job.lease_until.is_(None)", (QUEUE,)),
     Mutation("a lease is not checked", "service/jobs", "Job.number == number, Job.owner == self._owner,",

@@ -136,7 +136,9 @@ def show(result: EvaluationResult, *, as_json: bool = False, as_csv: bool = Fals
         print_table(table_of(result, stdout.width))
 
 
-def show_early(client: Ropeway, job_id: str, *, as_json: bool = False, as_csv: bool = False) -> None:
+def show_early(
+    client: Ropeway, job_id: str, *, as_json: bool = False, as_csv: bool = False, include_text: bool = False
+) -> None:
     """Print the result of a job that may have ended early: of its complete methods, else its finished units.
 
     Raises:
@@ -145,16 +147,17 @@ def show_early(client: Ropeway, job_id: str, *, as_json: bool = False, as_csv: b
     from service.client import RopewayError
 
     try:
-        show(client.result(job_id), as_json=as_json, as_csv=as_csv)
+        show(client.result(job_id, include_text=include_text), as_json=as_json, as_csv=as_csv)
     except RopewayError as error:
-        if error.status != 409 or "units.csv" not in client.job(job_id).links:
+        without_result = error.status == 409 and error.param is None
+        if not without_result or "units.csv" not in client.job(job_id).links:
             raise
-        _show_units(client, job_id, as_json=as_json, as_csv=as_csv)
+        _show_units(client, job_id, as_json=as_json, as_csv=as_csv, include_text=include_text)
 
 
-def _show_units(client: Ropeway, job_id: str, *, as_json: bool, as_csv: bool) -> None:
+def _show_units(client: Ropeway, job_id: str, *, as_json: bool, as_csv: bool, include_text: bool) -> None:
     stderr.print("the job has no result; these are its finished units", style="yellow")
-    units = client.units(job_id)
+    units = client.units(job_id, include_text=include_text)
     if as_json:
         typer.echo(json.dumps([unit.model_dump() for unit in units], indent=2))
     elif as_csv:

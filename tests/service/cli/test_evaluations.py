@@ -102,9 +102,26 @@ def test_a_report_with_its_text(server: str, text: str, tmp_path: Path) -> None:
     common = ["long-perplexity", text, "--lengths", "64", "--alpha", "0.1", "--beta", "-6", "--server", server]
     succeeded(*common, "--report", str(report), "--include-text")
     assert Path(text).read_text()[:60] in report.read_text()
+    for options, message in (((), "long_perplexity writes no prompts"), (("--json",), "--include-text needs a report")):
+        refused = ropeway(*common, "--include-text", *options)
+        assert refused.exit_code == 2
+        assert message in refused.stderr
+
+
+def test_json_with_the_prompts(server: str) -> None:
+    common = ["passkey", "--lengths", "300", "--depths", "0.5", "--digits", "3", "--server", server]
     refused = ropeway(*common, "--include-text")
-    assert refused.exit_code == 2
-    assert "add --report" in refused.stderr
+    assert (refused.exit_code, "add --report or --json" in refused.stderr) == (2, True)
+    told = json.loads(succeeded(*common, "--include-text", "--json"))
+    (cell,) = told["methods"][0]["cells"]
+    assert all(output["expected"][0] in output["prompt"] for output in cell["outputs"])
+    plain = succeeded(*common, "--json")
+    assert '"prompt":' not in plain
+    job_id = told["id"]
+    whole = succeeded("jobs", "results", job_id, "--json", "--include-text", "--server", server)
+    assert json.loads(whole)["methods"] == told["methods"]
+    refused = ropeway("jobs", "results", job_id, "--include-text", "--server", server)
+    assert (refused.exit_code, "--include-text needs --json" in refused.stderr) == (2, True)
 
 
 def test_json_and_csv_are_the_whole_result(server: str, text: str) -> None:

@@ -146,6 +146,10 @@ class TestJobs:
         job = ropeway.submit("passkey", **fields)
         list(ropeway.follow(job.id))
         assert ropeway.result(job.id).numbers() == result.numbers()
+        outputs = ropeway.result(job.id, include_text=True).outputs()
+        assert outputs
+        assert all(output.prompt for output in outputs)
+        assert {unit.prompt for unit in ropeway.units(job.id, include_text=True)} == {one.prompt for one in outputs}
 
     def test_refusals(self, ropeway: Ropeway) -> None:
         for fields, param in (({"lengths": [1 << 20]}, "lengths"), ({"timeout_s": 5}, "timeout_s")):
