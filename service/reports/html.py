@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from service.evaluation.formatting import counted
 from service.evaluation.results import DocumentInfo, EvaluationResult
 from service.evaluation.setup import Setup
-from service.figures.drawing.charts import counted
 from service.figures.picture import Picture
 from service.figures.results import pictures_of
 from service.figures.web.page import css, drawing, embedded, plotly_script, template
