@@ -308,12 +308,14 @@ def name_of(method: MethodInResult, result: EvaluationResult) -> str:
 
 
 def documents_text(documents: Sequence[DocumentInfo], most: int = 3) -> str:
-    """The names of the documents, at most ``most`` of them, and their tokens."""
+    """The tokens of the documents and the names of at most ``most``; of several, the names are last. They may be long,
+    and pictures cut a line at its end."""
     names = [document.name for document in documents]
     shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
     cut = [document for document in documents if document.cut_from is not None]
     more = f", {len(cut)} cut to {cut[0].tokens:,}" if cut else ""
-    return f"{shown} ({sum(document.tokens for document in documents):,} tokens{more})"
+    tokens = f"{sum(document.tokens for document in documents):,} tokens{more}"
+    return f"{shown} ({tokens})" if len(names) == 1 else f"{len(names)} documents, {tokens}: {shown}"
 
 
 def overlaps_text(documents: Sequence[DocumentInfo], most: int = 3) -> list[str]:

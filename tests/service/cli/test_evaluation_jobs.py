@@ -60,7 +60,7 @@ def test_a_job_has_the_names_of_the_files(server: str, text: str, tmp_path: Path
     asked = json.loads(succeeded("jobs", "show", job_id, "--server", server))["request"]["input"]
     assert [document["name"] for document in asked] == [Path(text).name, "other.txt"]
     succeeded("report", job_id, "--server", server, "--output", str(page))
-    assert f"{Path(text).name}, other.txt (" in page.read_text()
+    assert f" tokens: {Path(text).name}, other.txt" in page.read_text()
     with Ropeway(server) as client:
         assert {unit.name for unit in client.units(job_id)} == {Path(text).name, "other.txt"}
 
