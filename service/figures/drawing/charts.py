@@ -15,6 +15,8 @@ import plotly.graph_objects as go
 from service.figures.drawing.style import FAINT, GRID, INK, PAPER, RULE, different, shortened
 
 LABEL_CHARS = 40
+SUBTITLE = 150
+"""Characters of a subtitle that a PNG has room for."""
 CHAR, LINE = 7.0, 22
 """Width of a character of a label and height of a line of a legend, pixels."""
 TOP, BOTTOM, LEFT, RIGHT = 96, 64, 76, 24
@@ -139,8 +141,3 @@ def error_bar(value: float, low: float, high: float, colour: str) -> dict[str, A
     """Plotly's error bar from ``low`` to ``high`` around one value."""
     ends = {"array": [high - value], "arrayminus": [value - low]}
     return {"type": "data", "symmetric": False, **ends, "color": colour, "thickness": 1.2}
-
-
-def counted(count: int, noun: str) -> str:
-    """ "1 prompt", "3 prompts"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from service.evaluation.results import EvaluationResult
+from service.evaluation.statistics.separation import BY_RATIO
 from service.figures import Picture, pictures_of
+from service.figures.drawing.charts import SUBTITLE
 from service.figures.results import png_of
 from tests.service.figures import examples
 from tests.service.figures.examples import EVERY, pictures
@@ -58,6 +60,17 @@ class TestSweep:
             for method in result.methods:
                 method.judgements[0].sure = is_sure
             assert ('"?": 95 % intervals do not decide' in subtitle(pictures_of(result)[0])) is not is_sure
+
+    def test_verdicts_that_go_by_the_ratio_are_explained_in_the_line_that_a_png_shows(self) -> None:
+        result = examples.sweep()
+        for method in result.methods:
+            method.judgements[0].by_ratio, method.judgements[0].sure = True, False
+        told = subtitle(pictures_of(result)[0])
+        assert 'verdicts go by the interval of the ratio; "?": it does not decide' in told
+        assert len(told) <= SUBTITLE
+        for method in result.methods:
+            method.judgements[0].sure, method.judgements[0].limit = True, None
+        assert BY_RATIO in subtitle(pictures_of(result)[0]), "there is room for the sentence"
 
     def test_nobody_wins_where_all_are_equal(self) -> None:
         result = examples.sweep()
