@@ -147,7 +147,12 @@ def print_fields(name: str) -> None:
     table = new_table("option", "value", "default", "meaning")
     definitions = _schema(name).get("$defs", {})
     for field, schema in own_fields(name).items():
-        for row in field_rows(f"--{schema.get(OPTION, _option(field))}", schema, definitions):
+        option = schema.get(OPTION, _option(field))
+        rows = field_rows(f"--{option}", schema, definitions)
+        if schema.get("type") == "boolean":
+            default = f"--{option}" if schema["default"] else f"--no-{option}"
+            rows = [(f"--{option} / --no-{option}", "", default, schema["description"])]
+        for row in rows:
             table.add_row(*map(Text, row))
     table.caption = "An object is one argument of JSON, with the fields that are indented below it."
     print_table(table)

@@ -59,6 +59,8 @@ def test_fields_that_are_objects_are_explained() -> None:
     assert "One of: long_perplexity, needle, passkey, perplexity, ruler." in shown
     assert "--to transformers or vllm" in " ".join(succeeded("recommend", "--fields").split())
     shown = " ".join(succeeded("long-perplexity", "--fields").split())
+    assert "--reuse / --no-reuse --reuse A job reuses" in shown
+    assert "boolean" not in shown
     assert "--evaluator object" in shown
     assert "model string A served model" in shown
 
