@@ -263,7 +263,7 @@ def rolling_lengths(
     shortest = min(documents, key=lambda document: len(document.token_ids))
     if len(shortest.token_ids) + special < 2:
         raise too_short(shortest)
-    server_takes(wanted[-1], served)
+    server_takes(wanted[-1], served, settings)
     at_most("lengths", len(wanted), settings.max_lengths)
     return wanted
 
