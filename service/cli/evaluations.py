@@ -17,7 +17,7 @@ from rich.text import Text
 from service.cli.shared.budget import MINUTES, minutes_of, submitted
 from service.cli.shared.client import connected
 from service.cli.shared.commands import twice
-from service.cli.shared.files import check_outputs, save
+from service.cli.shared.files import check_outputs, picture, save
 from service.cli.shared.following import finding_again, finish
 from service.cli.shared.measuring import (
     AsCsv,
@@ -25,10 +25,11 @@ from service.cli.shared.measuring import (
     Files,
     LengthList,
     MaxTokens,
+    PictureName,
     Plots,
     body_of,
-    deliver,
     refuse_without_effect,
+    show,
 )
 from service.cli.shared.options import Encodings, ModelName, Server, encodings_option
 from service.cli.shared.terminal import new_table, print_table, stdout
@@ -179,6 +180,7 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
         max_tokens: MaxTokens = None,
         model: ModelName = None,
         plots: Plots = None,
+        picture_name: PictureName = None,
         report: Annotated[Path | None, typer.Option(metavar="FILE", help="Save a report as one HTML file.")] = None,
         include_text: IncludeText = False,
         policy: Annotated[
@@ -200,6 +202,8 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
         check_outputs(plots, report, policy, as_json=as_json, as_csv=as_csv)
         outputs = {"json": as_json, "csv": as_csv, "plot": plots, "report": report, "policy": policy}
         refuse_without_effect(server, background=background, cancel=cancel, **outputs)
+        if picture_name is not None and not plots:
+            raise typer.BadParameter("--picture needs --plot: it names the picture that --plot saves")
         if include_text and report is None:
             check_include_text(name, as_json=as_json)
         names = [option for parameter in context.command.params for option in parameter.opts]
@@ -217,11 +221,14 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
                 with_prompts = include_text and as_json and evaluation.request.writes_prompts
                 result = client.result(job.id, include_text=with_prompts)
                 # Before the server stops: Ctrl-C may come while it does.
-                deliver(result, plots, as_json=as_json, as_csv=as_csv)
+                show(result, as_json=as_json, as_csv=as_csv)
                 if report is not None:
                     save(report, client.download(job.id, "report.html", include_text=include_text))
                 if policy is not None and (made := result.policy(datetime.now(UTC))) is not None:
                     save(policy, made.model_dump_json(indent=2).encode())
+                # Last: only the result shows which names there are.
+                for path in plots or []:
+                    save(path, picture(result, path, picture_name))
 
     _fit_options(run, evaluation)
     app.command(name.replace("_", "-"), help=help_text, context_settings={"ignore_unknown_options": True})(run)

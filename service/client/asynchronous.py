@@ -178,10 +178,13 @@ class AsyncRopeway:
         response = await self._answer("GET", file_path(job_id, "results.json", include_text))
         return typed_result(json_of(response), response)
 
-    async def download(self, job_id: str, file: str, *, include_text: bool = False) -> bytes:
-        """``results.csv``, ``results.parquet``, ``report.html`` or ``plot.png`` of a job that has a result, or
-        ``units.csv`` of any job. A report opens without server or network; ``include_text`` puts the texts in."""
-        response = await self._answer("GET", file_path(job_id, file, include_text))
+    async def download(
+        self, job_id: str, file: str, *, include_text: bool = False, picture: str | None = None
+    ) -> bytes:
+        """``results.csv``, ``results.parquet``, ``report.html``, ``plot.png`` or ``plot.svg`` of a job that has a
+        result, or ``units.csv`` of any job. A report opens without server or network; ``include_text`` puts the texts
+        in. ``picture`` names another picture than the first."""
+        response = await self._answer("GET", file_path(job_id, file, include_text, picture))
         return response.content
 
     async def method(self, name: str) -> MethodInfo:

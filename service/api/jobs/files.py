@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from service import context
 from service.api.encodings.figures import ResultFigures
-from service.api.files import Standalone, json_response, result_file, unpacked_response
+from service.api.files import PictureName, Standalone, json_response, result_file, unpacked_response
 from service.api.http.routing import Route
 from service.api.jobs import partial, prompts
 from service.api.jobs.lookup import job_info, stored_job
@@ -75,9 +75,15 @@ async def results_parquet(job_id: str, request: Request) -> Response:
 
 
 @router.get("/{job_id}/plot.png", response_class=Response, responses={200: {"content": {"image/png": {}}}})
-async def plot_png(job_id: str, request: Request) -> Response:
-    """The result's first picture."""
-    return await _file("png", job_id, request)
+async def plot_png(job_id: str, request: Request, picture: PictureName = None) -> Response:
+    """The result's first picture, or the one that is named."""
+    return await _file("png", job_id, request, options=PageOptions(picture=picture))
+
+
+@router.get("/{job_id}/plot.svg", response_class=Response, responses={200: {"content": {"image/svg+xml": {}}}})
+async def plot_svg(job_id: str, request: Request, picture: PictureName = None) -> Response:
+    """The same as vectors, for papers."""
+    return await _file("svg", job_id, request, options=PageOptions(picture=picture))
 
 
 @router.get("/{job_id}/figures.json", response_model=ResultFigures)

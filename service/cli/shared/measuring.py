@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from service.cli.shared.files import documents, picture, save
+from service.cli.shared.files import documents
 from service.cli.shared.options import check_body, different, encodings, lengths
 from service.cli.shared.terminal import new_table, print_table, printable, stderr, stdout
 
@@ -45,7 +45,11 @@ MaxTokens = Annotated[
 ]
 Plots = Annotated[
     list[Path] | None,
-    typer.Option("--plot", metavar="FILE", help="Save the main picture as .png or .html; repeatable."),
+    typer.Option("--plot", metavar="FILE", help="Save a picture as .png, .svg, .pdf or .html; repeatable."),
+]
+PictureName = Annotated[
+    str | None,
+    typer.Option("--picture", metavar="NAME", help="The picture of --plot.", show_default="the main one"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print every number as CSV.")]
@@ -111,13 +115,6 @@ def body_of(  # noqa: PLR0913 - one argument per option
     if server is None:
         check_body(request, body)
     return body
-
-
-def deliver(result: EvaluationResult, plots: Sequence[Path] | None, *, as_json: bool, as_csv: bool) -> None:
-    """Print a result and save its pictures."""
-    show(result, as_json=as_json, as_csv=as_csv)
-    for path in plots or []:
-        save(path, picture(result, path))
 
 
 def show(result: EvaluationResult, *, as_json: bool = False, as_csv: bool = False) -> None:

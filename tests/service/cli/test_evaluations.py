@@ -110,6 +110,21 @@ def test_a_report_with_its_text(server: str, text: str, tmp_path: Path) -> None:
         assert message in refused.stderr
 
 
+def test_pictures_as_vectors_and_another_than_the_first(server: str, text: str, tmp_path: Path) -> None:
+    common = ["perplexity", text, "--pe", "default", "--lengths", "64,128", "--server", server]
+    files = {end: tmp_path / f"plot{end}" for end in (".svg", ".pdf", ".png", ".html")}
+    plots = [part for file in files.values() for part in ("--plot", str(file))]
+    succeeded(*common, *plots, "--picture", "nll-by-position")
+    for end, start in ((".svg", b"<?xml"), (".pdf", b"%PDF"), (".png", b"\x89PNG"), (".html", b"<!doctype html>")):
+        assert files[end].read_bytes().startswith(start)
+    assert b"NLL by position" in files[".svg"].read_bytes()
+    assert b"NLL by position" in files[".html"].read_bytes()
+    refused = ropeway(*common, *plots[:2], "--picture", "nll", "--report", str(tmp_path / "page.html"))
+    assert refused.exit_code == 1
+    assert "no picture 'nll': the result has perplexity, nll-by-position" in refused.stderr
+    assert (tmp_path / "page.html").exists(), "the rest is saved before"
+
+
 def test_json_with_the_prompts(server: str) -> None:
     common = ["passkey", "--lengths", "300", "--depths", "0.5", "--digits", "3", "--server", server]
     refused = ropeway(*common, "--include-text")
@@ -162,7 +177,8 @@ def test_a_server_is_started_where_none_is_named(checkpoints: Path, text: str) -
         (["--json", "--csv"], "exclude each other"),
         (["--background"], "--background needs --server"),
         (["--cancel"], "--cancel needs --server"),
-        (["--plot", "x.jpeg"], "must end in .png or .html"),
+        (["--plot", "x.jpeg"], "must end in .png, .svg, .pdf, .html"),
+        (["--picture", "ruler"], "--picture needs --plot"),
         (["--nonsense", "1"], "no option --nonsense"),
         (["--sample", "1"], "did you mean --samples?"),
         (["--length", "512"], "no option --length: did you mean --lengths?"),

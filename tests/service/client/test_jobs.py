@@ -126,12 +126,14 @@ class TestJobs:
         for file, head in {
             "results.parquet": b"PAR1",
             "plot.png": b"\x89PNG",
+            "plot.svg": b"<?xml",
             "report.html": b"<!doctype html>",
         }.items():
             assert ropeway.download(job.id, file).startswith(head)
         report, with_text = (ropeway.download(job.id, "report.html", include_text=wanted) for wanted in (False, True))
         assert b"<script src=" not in report, "a file that travels has everything in it"
         assert (FIELDS["input"][:50].encode() in report, FIELDS["input"][:50].encode() in with_text) == (False, True)
+        assert b"NLL by position" in ropeway.download(job.id, "plot.svg", picture="nll-by-position")
         with pytest.raises(RopewayError) as caught:
             ropeway.download(job.id, "results.xls")
         assert caught.value.status == 404
