@@ -36,6 +36,8 @@ EVALUATION = [
              ("tests/service/evaluation/test_checks.py",)),
     Mutation("the first picture whatever its name", "service/figures", "if name is None or picture.name == name:",
              "if True:", ("tests/service/jobs/test_routes.py",)),
+    Mutation("whiskers on one another", "service/figures", "shift = 10 ** (room *", "shift = 10 ** (0 *",
+             ("tests/service/figures/test_readable.py",)),
     Mutation("a lease never ends", "service/jobs", "lapsed = Job.lease_until < now(session)",
              "lapsed = Job.lease_until.is_(None)", (QUEUE,)),
     Mutation("a lease is not checked", "service/jobs", "Job.number == number, Job.owner == self._owner,",

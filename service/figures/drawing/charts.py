@@ -137,7 +137,14 @@ def mark_trained_height(
     figure.add_annotation(xref=x, y=at, yref=y, yanchor="bottom", yshift=2, text=name, **side, **NOTE)
 
 
-def error_bar(value: float, low: float, high: float, colour: str) -> dict[str, Any]:
-    """Plotly's error bar from ``low`` to ``high`` around one value."""
-    ends = {"array": [high - value], "arrayminus": [value - low]}
+def error_bars(
+    values: Sequence[float | None], lows: Sequence[float], highs: Sequence[float], colour: str
+) -> dict[str, Any] | None:
+    """Plotly's error bars around values; None where no value has an interval."""
+    points = list(zip(values, lows, highs, strict=True))
+    known = [None if value is None or low == high else (value - low, high - value) for value, low, high in points]
+    if not any(known):
+        return None
+    less, more = ([both and max(0.0, both[side]) for both in known] for side in (0, 1))
+    ends = {"array": more, "arrayminus": less}
     return {"type": "data", "symmetric": False, **ends, "color": colour, "thickness": 1.2}

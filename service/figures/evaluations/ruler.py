@@ -51,6 +51,8 @@ def score_picture(result: RulerResult) -> Picture:
         looks=looks(result.names()),
     )
     scores = [(name_of(method, result), at) for method in result.methods for at in method.lengths]
+    if not found_anything([at for _, at in scores]):
+        note(figure, "nothing was found at any length")
     rows: list[Row] = [{"method": name, "length": at.length, **at.row()} for name, at in scores]
     caption = (
         "Average over all tasks. A length is effective while the average there and at every shorter length is above "
