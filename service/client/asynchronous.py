@@ -179,7 +179,12 @@ class AsyncRopeway:
         return typed_result(json_of(response), response)
 
     async def download(
-        self, job_id: str, file: str, *, include_text: bool = False, picture: str | None = None
+        self,
+        job_id: str,
+        file: str,
+        *,
+        include_text: bool = False,
+        picture: str | None = None,
     ) -> bytes:
         """``results.csv``, ``results.parquet``, ``report.html``, ``plot.png`` or ``plot.svg`` of a job that has a
         result, or ``units.csv`` of any job. A report opens without server or network; ``include_text`` puts the texts

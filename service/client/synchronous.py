@@ -178,7 +178,14 @@ class Ropeway:
         response = self._answer("GET", file_path(job_id, "results.json", include_text))
         return typed_result(json_of(response), response)
 
-    def download(self, job_id: str, file: str, *, include_text: bool = False, picture: str | None = None) -> bytes:
+    def download(
+        self,
+        job_id: str,
+        file: str,
+        *,
+        include_text: bool = False,
+        picture: str | None = None,
+    ) -> bytes:
         """``results.csv``, ``results.parquet``, ``report.html``, ``plot.png`` or ``plot.svg`` of a job that has a
         result, or ``units.csv`` of any job. A report opens without server or network; ``include_text`` puts the texts
         in. ``picture`` names another picture than the first."""

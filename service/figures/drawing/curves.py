@@ -29,8 +29,8 @@ FEW_LINES, FEW_POINTS = 6, 8
 """Up to so many lines of so many points have whiskers where shades would hide the lines."""
 ALONE = "a point and no line"
 ASIDE, APART = 0.01, 0.3
-"""Half the distance of points that share an x, as a part of the axis. The points of all curves take at most ``APART``
-of the way to the next x or to an end of the axis."""
+"""Half the distance of points that share an x, as a part of the axis. Together they take at most ``APART`` of the way
+to the next x."""
 Intervals = Literal["shades", "whiskers", "none"]
 
 
