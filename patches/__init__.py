@@ -24,7 +24,7 @@ from patches.encoding.method import Method
 from patches.encoding.recipe import Recipe, ResolvedRecipe
 from patches.encoding.schedule import RopeType
 from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, parse
-from patches.problems import KnownFields, Problem, problem, problems_of, unknown
+from patches.problems import KnownFields, Problem, not_json, problem, problems_of, unknown
 from patches.proposals import UNSCALED, alike, candidates
 from patches.registry import METHODS, describe_method, describe_methods, examples, questions
 from patches.resolution import EchoMismatch, describe, effective, resolve
@@ -121,6 +121,7 @@ __all__ = [
     "is_by_layer",
     "is_trained_at_its_length",
     "label_of",
+    "not_json",
     "of_today",
     "one_per_route",
     "packed_batch",

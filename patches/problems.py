@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
@@ -37,6 +38,19 @@ class Problem(NamedTuple):
 def problem(kind: str, message: str, field: str = "") -> PydanticCustomError:
     """An error for a validator to raise; ``field`` is the wrong part of the validator's input."""
     return PydanticCustomError(kind, "{message}", {"message": message, "field": field})
+
+
+def not_json(error: Exception) -> str:
+    """The reason why a text is no JSON, from an error of ``json``."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos + 1}"
+    return str(error) if isinstance(error, UnicodeError) else f"a number has more than {MOST_DIGITS} digits"
+
+
+MOST_DIGITS = sys.get_int_max_str_digits()
+"""Python converts no longer whole numbers, and its error is for programmers."""
 
 
 FEW = 6
@@ -119,10 +133,15 @@ def problems_of(errors: Iterable[Any], leave_out: Collection[str] = ()) -> list[
 
 def _field(error: Mapping[str, Any], leave_out: Collection[str]) -> str:
     """Dotted path. A body that matches no member of a union lacks the discriminator."""
-    context = error.get("ctx", {})
     parts = [str(part) for part in error["loc"] if part not in leave_out and "[" not in str(part)]
-    parts.append(str(context.get("discriminator") or context.get("field") or "").strip("'"))
+    parts.append(_within(error))
     return ".".join(part for part in parts if part)
+
+
+def _within(error: Mapping[str, Any]) -> str:
+    """The wrong part of the value that was checked, or nothing."""
+    context = error.get("ctx", {})
+    return str(context.get("discriminator") or context.get("field") or "").strip("'")
 
 
 ABSENT = object()
@@ -132,7 +151,7 @@ ABSENT = object()
 def _sent(error: Mapping[str, Any]) -> object:
     """The value of the wrong field, also where its validator is that of the object around it, or ABSENT."""
     value = error["input"]
-    for part in str(error.get("ctx", {}).get("field") or "").split("."):
+    for part in _within(error).split("."):
         if part and isinstance(value, Mapping) and part in value:
             value = value[part]
         elif part and isinstance(value, list) and part.isdecimal() and int(part) < len(value):
@@ -143,6 +162,10 @@ def _sent(error: Mapping[str, Any]) -> object:
 
 
 def _message(error: Mapping[str, Any]) -> str:
+    if error["type"] == "union_tag_invalid":
+        return _unknown_tag(error)
+    if error["type"] == "float_type" and type(error["input"]) is int:
+        return f"must be within ±{sys.float_info.max:.1e}"
     say = _WORDS.get(error["type"])
     return str(error["msg"]).replace("Input should", "must") if say is None else say(error.get("ctx", {}))
 
@@ -157,7 +180,8 @@ def _shown(value: object) -> str:
     if isinstance(value, str):
         return repr(value[:MAX_SHOWN])
     if isinstance(value, bool | int | float) or value is None:
-        return json.dumps(value)[:MAX_SHOWN]
+        text = json.dumps(value)
+        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
     return "an object" if isinstance(value, Mapping) else "a list" if isinstance(value, list | tuple) else "this"
 
 
@@ -171,9 +195,9 @@ def _counted(count: int, one: str, several: str) -> str:
     return f"{count} {one if count == 1 else several}"
 
 
-def _unknown_tag(context: Mapping[str, Any]) -> str:
-    known = [tag.strip(" '") for tag in str(context["expected_tags"]).split(",")]
-    return unknown(str(context["discriminator"]).strip("'"), context["tag"], known)
+def _unknown_tag(error: Mapping[str, Any]) -> str:
+    known, given = [tag.strip(" '") for tag in str(error["ctx"]["expected_tags"]).split(",")], _sent(error)
+    return unknown(_within(error), given, known) if isinstance(given, str) else f"must be one of {', '.join(known)}"
 
 
 _KINDS = {
@@ -191,7 +215,6 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     **{kind: lambda _, what=what: f"must be {what}" for kind, what in _KINDS.items()},  # type: ignore[misc]
     "missing": lambda _: "required",
     "union_tag_not_found": lambda _: "required",
-    "union_tag_invalid": _unknown_tag,
     "literal_error": lambda context: f"must be {context['expected']}",
     "greater_than": lambda context: f"must be above {_number(context['gt'])}",
     "greater_than_equal": lambda context: f"must be at least {_number(context['ge'])}",
@@ -200,6 +223,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "multiple_of": lambda context: f"must be a multiple of {_number(context['multiple_of'])}",
     "too_short": lambda context: f"needs at least {_counted(context['min_length'], 'entry', 'entries')}",
     "too_long": lambda context: f"may have at most {_counted(context['max_length'], 'entry', 'entries')}",
+    "string_pattern_mismatch": lambda context: f"must match {context['pattern']}",
     "string_too_short": lambda context: f"needs at least {_counted(context['min_length'], 'character', 'characters')}",
     "string_too_long": lambda context: f"may have at most {_counted(context['max_length'], 'character', 'characters')}",
     "value_error": lambda context: str(context["error"]),

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from patches.encoding.method import Method
 from patches.encoding.temperature import to_short_form
-from patches.problems import MAX_SHOWN, unknown
+from patches.problems import MAX_SHOWN, not_json, unknown
 from patches.registry import METHODS
 
 LABEL = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
@@ -39,10 +39,8 @@ def from_text(text: str) -> dict[str, Any]:
         return from_shorthand(text)
     try:
         fields: dict[str, Any] = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not valid JSON: {error.msg} at character {error.pos + 1}") from None
-    except RecursionError:
-        raise ValueError("not valid JSON: nested too deeply") from None
+    except (RecursionError, ValueError) as error:
+        raise ValueError(f"not valid JSON: {not_json(error)}") from None
     return fields
 
 

@@ -5,36 +5,22 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
-import dotenv
-
+from service import env_file
+from service.env_file import OF_CLIENTS, PREFIX
 from service.settings import Settings
-
-PREFIX = "ROPEWAY_"
-OF_CLIENTS = {"ROPEWAY_URL", "ROPEWAY_API_KEY"}
-"""Variables of the client, which may run in the same shell."""
 
 LIKE = 0.85
 """Names this alike are one with slips. Kubernetes adds variables of services, which are less alike."""
-
-
-class UnreadableFile(ValueError):
-    """The ``.env`` file is no text; the message names it."""
 
 
 def given() -> set[str]:
     """Names in the environment and the ``.env`` file that begin like a setting's.
 
     Raises:
-        UnreadableFile: when the file is not in UTF-8.
+        UnreadableFile: when the file cannot be read.
     """
-    file = Path(str(Settings.model_config["env_file"]))
-    try:
-        values = dotenv.dotenv_values(file)
-    except UnicodeDecodeError as error:
-        raise UnreadableFile(f"{file.absolute()}: not in UTF-8, at byte {error.start + 1}") from None
-    names = {name.upper() for name in (*os.environ, *values)}
+    names = {name.upper() for name in (*os.environ, *env_file.values())}
     return {name for name in names if name.startswith(PREFIX)}
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, StrictInt, Tag
+from pydantic import AfterValidator, Discriminator, Field, StrictInt, Tag
 
+from patches import problem
 from service.policy.auto import Encoding
 
 MOST_TOKENS = 1 << 18
@@ -80,9 +82,30 @@ def one_or_several(value: Any) -> str:
     return "several" if isinstance(value, list) else "one"
 
 
+def text_or_list(of: str) -> Discriminator:
+    """For a union of a text (its tag is ``one``) and a list ``of`` something (``several``)."""
+
+    def kind(value: Any) -> str | None:
+        return one_or_several(value) if isinstance(value, str | list) else None
+
+    message = f"Input should be a text or a list of {of}"
+    return Discriminator(kind, custom_error_type="text_or_list", custom_error_message=message)
+
+
+def matching(pattern: str, words: str) -> AfterValidator:
+    """For a text that matches the whole ``pattern``; the error of others has ``words`` in place of it."""
+
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise problem("characters", words)
+        return text
+
+    return AfterValidator(check)
+
+
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 ListOfStops = Annotated[list[Stop], Field(max_length=16)]
-Stops = Annotated[Annotated[Stop, Tag("one")] | Annotated[ListOfStops, Tag("several")], Discriminator(one_or_several)]
+Stops = Annotated[Annotated[Stop, Tag("one")] | Annotated[ListOfStops, Tag("several")], text_or_list("texts")]
 """A text that ends an answer, or several."""
 
 Encodings = Annotated[

@@ -5,21 +5,29 @@ Tracebacks never show local variables: they hold prompts.
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
-from typing import Literal, TextIO
+from typing import Literal, TextIO, cast
 
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
+
+from service.log_writer import LogWriter
 
 ESCAPE_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def configure(level: str, form: Literal["console", "json"] = "console", *, libraries: bool = False) -> None:
-    """The service's own log from ``level`` up; with ``libraries`` also what others write with `logging`."""
+    """The service's own log from ``level`` up.
+
+    With ``libraries``, for servers, it has what others write with `logging` too, and a thread writes it.
+    """
     severity = logging.getLevelNamesMapping()[level.upper()]
     common: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -30,18 +38,60 @@ def configure(level: str, form: Literal["console", "json"] = "console", *, libra
     if form == "json":
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        plain = structlog.dev.plain_traceback
-        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+        last = [_for_people()]
     structlog.configure(
         processors=[*common, *last],
         wrapper_class=structlog.make_filtering_bound_logger(severity),
-        # Looked up at every line: a replaced stream may be closed.
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        logger_factory=lambda *_: structlog.WriteLogger(_stream()),
     )
     # Its warnings show token ids of prompts; an error ends its loop.
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     if libraries:
+        _write_in_background()
         _collect(severity, common, last)
+
+
+def finish() -> None:
+    """Before an end without Python's own: wait a moment for the last lines."""
+    if _writer is not None:
+        _writer.finish()
+
+
+_writer: LogWriter | None = None
+
+
+def _write_in_background() -> None:
+    global _writer
+    _writer = _writer or LogWriter(sys.stderr.fileno())
+
+
+def _stream() -> TextIO:
+    """Looked up at every line: a replaced stream may be closed."""
+    return cast(TextIO, _writer or sys.stderr)
+
+
+def _for_people() -> structlog.dev.ConsoleRenderer:
+    """Lines with colours on a terminal. Texts of clients, such as paths, reach it without control characters."""
+
+    def traceback(out: TextIO, error: ExcInfo) -> None:
+        plain = io.StringIO()
+        structlog.dev.plain_traceback(plain, error)
+        out.write(_printable(plain.getvalue()))
+
+    made = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=traceback)
+    for form in (column.formatter for column in made.columns):
+        if isinstance(form, structlog.dev.KeyValueColumnFormatter):
+            form.value_repr = partial(_shown, form.value_repr)
+    return made
+
+
+def _shown(form: Callable[[object], str], value: object) -> str:
+    return _printable(form(value))
+
+
+def _printable(text: str) -> str:
+    """``text`` with escapes for characters that do not print, except for line breaks and tabs."""
+    return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
 
 
 def quiet_imports() -> None:
@@ -88,8 +138,8 @@ def _uncaught(kind: type[BaseException], error: BaseException | None, _: Traceba
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to what is stderr at the moment, like the service's own lines."""
+    """Writes to the stream of the service's own lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
+        self.stream = _stream()
         super().emit(record)

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.addresses import http_url, origins
+from service.env_file import FILE, PREFIX
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -63,7 +64,7 @@ HashedKeys = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hashes)]
 class Settings(BaseSettings):
     """Validated once, at start; a value out of range stops the start with its name."""
 
-    model_config = SettingsConfigDict(env_prefix="ROPEWAY_", env_file=".env", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_file=FILE, extra="ignore", frozen=True)
 
     model: str = Field(
         "demo",

@@ -31,7 +31,7 @@ def install(app: FastAPI, settings: Settings, exporter: Any = None) -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        message = f"otel_endpoint is set and the extra is missing ({error}): pip install 'ropeway[otel]'"
+        message = f"otel_endpoint is set and the extra `otel` is missing: {error}"
         raise TracingUnavailable(message) from error
     provider = TracerProvider(resource=Resource.create({"service.name": "ropeway"}))
     if exporter is None:

@@ -93,6 +93,13 @@ class TestPins:
             waiting += [r.name for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
         assert seen - pinned.keys() == set()
 
+    def test_no_command_installs_it_from_an_index(self) -> None:
+        """Nobody uploads it: a package of this name there is another one."""
+        folders = [ROOT / name for name in ("benchmarks", "docs", "patches", "service", "tests")]
+        texts = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".md")]
+        installed = re.compile(r"pip install [^\n]*\b" + PROJECT["name"] + r"\b")
+        assert [str(path) for path in texts if installed.search(path.read_text(encoding="utf-8"))] == []
+
     def test_no_pin_names_a_local_build(self) -> None:
         assert [name for name, version in pins().items() if version.local] == []
 
@@ -340,6 +347,12 @@ class TestCompose:
         for key, value in given.items():
             monkeypatch.setenv(key, value)
         assert Settings().model_fields_set >= fields
+
+    @pytest.mark.parametrize("name", ours())
+    def test_every_server_serves_a_model_of_the_hub_or_of_the_folder(self, name: str) -> None:
+        environment, volumes = ours()[name]["environment"], ours()[name]["volumes"]
+        assert (environment["ROPEWAY_MODEL"], environment["HF_TOKEN"]) == ("${ROPEWAY_MODEL:-demo}", None)
+        assert "${MODELS_DIR:-./models}:/models:ro" in volumes
 
     def test_every_server_shows_how_to_mount_the_files_of_its_settings(self) -> None:
         text = (ROOT / "docker-compose.yml").read_text()

@@ -62,7 +62,7 @@ def missing() -> dict[str, str]:
     """Peers that cannot run here, with the reason."""
     found = {}
     if importlib.util.find_spec("xllamacpp") is None or importlib.util.find_spec("gguf") is None:
-        found["llama.cpp"] = "skipped: pip install 'ropeway[llama-cpp]'"
+        found["llama.cpp"] = "skipped: pip install -c constraints.txt '.[llama-cpp]'"
     if importlib.util.find_spec("openai") is None:
         found["transformers serve"] = "skipped: pip install 'transformers[serving]'"
     return found

@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Mount
 
 from patches import InvalidEncoding, SlotsExhausted
 from service import context
@@ -52,6 +53,8 @@ from service.models.registry import UnknownModel
 from service.sharing.admission import QueueFull, TooLarge
 from service.sharing.limits import LimitsOutOfReach
 from service.sharing.stopping import Stopped
+
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 log = structlog.get_logger()
 
@@ -159,6 +162,8 @@ def install(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, HTTPException) and error.status_code == 404:
             error.detail = _no_route(request)
+        elif isinstance(error, HTTPException) and error.status_code == 405:
+            error.headers = {"Allow": ", ".join(_allowed(request))}
         return answer(error)
 
     kinds: list[type[Exception]] = [Exception, *_CONVERSIONS]
@@ -170,3 +175,14 @@ def _no_route(request: Request) -> str:
     """The path, which no route has, and the nearest one."""
     near = difflib.get_close_matches(request.url.path[:MAX_CHARS], getattr(request.app.state, "paths", ()), 1, 0.8)
     return f"no route {request.url.path[:MAX_CHARS]!r}: " + (f"did you mean {near[0]}?" if near else "see /docs")
+
+
+def _allowed(request: Request) -> list[str]:
+    """Methods of the path. By itself, Starlette names those of its first route."""
+    routes = [route for route in request.app.routes if not isinstance(route, Mount)]
+
+    def takes(method: str) -> bool:
+        return any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+
+    found = [method for method in METHODS if takes(method)] or ["GET"]  # files are mounted
+    return ["GET", "HEAD", *found[1:]] if found[0] == "GET" else found

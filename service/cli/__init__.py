@@ -13,9 +13,23 @@ def app(arguments: list[str] | None = None, **options: object) -> object:
     """``ropeway ARGUMENTS``, by default of this process; ``options`` are typer's."""
     output.guard()
     interrupts.be_quiet()
+    _load_env_file()
     from service.cli.commands import app as commands
 
     try:
         return commands(arguments, **options)
     finally:
         sys.stdout.flush()  # Python would end with another word and code
+
+
+def _load_env_file() -> None:
+    """Before the libraries are imported, some of which read their variables as they are."""
+    from service.env_file import UnreadableFile, load
+
+    try:
+        load()
+    except UnreadableFile as error:
+        from service.cli.shared.terminal import complain
+
+        complain(str(error))
+        raise SystemExit(1) from None

@@ -231,7 +231,11 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
                     save(path, picture(result, path, picture_name))
 
     _fit_options(run, evaluation)
-    app.command(name.replace("_", "-"), help=help_text, context_settings={"ignore_unknown_options": True})(run)
+    options: dict[str, Any] = {"help": help_text, "context_settings": {"ignore_unknown_options": True}}
+    command = name.replace("_", "-")
+    app.command(command, **options)(run)
+    if command != name:  # its name in the API
+        app.command(name, hidden=True, **options)(run)
 
 
 def _fit_options(run: Callable[..., None], evaluation: Evaluation) -> None:

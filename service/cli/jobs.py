@@ -18,6 +18,7 @@ from service.cli.shared.commands import Commands
 from service.cli.shared.files import check_files, check_page, refuse_several, save
 from service.cli.shared.following import MOST_LISTED, finding_again, finish
 from service.cli.shared.measuring import AsCsv, AsJson, show, show_early
+from service.cli.shared.options import KEY
 from service.cli.shared.terminal import keep_words, new_table, print_table, printable, stderr, stdout
 from service.jobs.records import JobState
 
@@ -34,7 +35,9 @@ jobs = Commands(help="Jobs of a server: list, show, follow, cancel, resume, resu
 
 Server = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="The server with the jobs.", show_default="ROPEWAY_URL, or http://localhost:8000"),
+    typer.Option(
+        metavar="URL", help=f"The server with the jobs. {KEY}", show_default="ROPEWAY_URL, or http://localhost:8000"
+    ),
 ]
 Id = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or a unique prefix of it.")]
 

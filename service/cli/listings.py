@@ -84,7 +84,9 @@ def _written(docs: Path) -> int:
 def models(
     model: ModelName = None,
     as_json: AsJson = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Name the products of linear layers too.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Name memory and the products of linear layers too.")
+    ] = False,
     server: Server = None,
 ) -> None:
     """The models of a server, or those that `ropeway serve` would serve."""
@@ -110,10 +112,14 @@ def models(
 
 
 def _notes(info: ModelInfo, *, verbose: bool) -> list[str]:
-    """Lines below the table: the variants, the reason for a slower engine, and ``verbose`` the products of layers."""
+    """Lines below the table: variants, the reason for a slower engine, and ``verbose`` memory and products."""
     lines = [f"variant of {info.id} for {kind}: {name}" for kind, name in info.variants.items()]
     if info.engine_reason is not None:
         lines.append(f"engine of {info.id}: {printable(info.engine_reason)}")
+    if verbose:
+        lines.append(
+            f"memory of {info.id}: weights {info.memory.weights >> 20:,} MiB, cache {info.memory.cache >> 20:,} MiB"
+        )
     if info.products and verbose:
         lines.append(f"products of {info.id}: {'; '.join(info.products)}")
     return lines

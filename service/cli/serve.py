@@ -115,20 +115,24 @@ def _end_at_once() -> NoReturn:
     ``SystemExit`` would be raised wherever the start is. Python drops it in a ``__del__``, and the server would serve
     for ever. pydantic makes another error of it.
     """
+    from service import logs
+
     with suppress(RuntimeError):  # the signal may interrupt a line of the log
         sys.stderr.flush()
+    logs.finish()
     os._exit(0)
 
 
 def _end() -> None:
     """Exit with 0, or 1 after the loss of a rank. Python itself would wait for a thread that hangs in a step, or crash
     on it. It would wait for one that hangs in the database too."""
+    from service import logs
     from service.jobs.database import calls
     from service.models.parallel import LOST
 
     code = 1 if LOST.is_set() else 0
     if any(thread.name.startswith((THREAD_NAME, calls.THREAD_NAME)) for thread in threading.enumerate()):
-        sys.stderr.flush()
+        logs.finish()
         os._exit(code)
     sys.exit(code)
 
@@ -139,7 +143,8 @@ def assignments(items: list[str]) -> dict[str, str]:
     Raises:
         typer.BadParameter: for another form, or a name that is no setting.
     """
-    from service.environment import PREFIX, misspelt
+    from service.env_file import PREFIX
+    from service.environment import misspelt
     from service.settings import Settings
 
     values = {}

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from service import logs
-from service.environment import UnreadableFile, misspelt, unknown
+from service.env_file import UnreadableFile
+from service.environment import misspelt, unknown
 from service.settings import Settings
 from service.sharing.heap import frozen
 

@@ -181,7 +181,7 @@ def lengths_of(
     ``param`` is the request's field that has the longest one.
 
     Raises:
-        InvalidEvaluation: for lengths beyond a document or beyond the server.
+        InvalidEvaluation: for lengths beyond a document.
     """
     document = min(documents, key=lambda document: len(document.token_ids))
     shortest = len(document.token_ids) + special
@@ -198,20 +198,21 @@ def lengths_of(
             skip = "; short_documents skip leaves shorter ones out" if len(documents) > 1 else ""
             most = f"at most {shortest} tokens{counted}{skip}"
             raise InvalidEvaluation(param, f"{lengths[-1]} is beyond the shortest document{which}: {most}")
-        server_takes(lengths[-1], served, settings, param)
     at_most("lengths", len(lengths), settings.max_lengths)
     return lengths
 
 
-def server_takes(length: int, served: ServedModel, settings: Settings, param: str = "lengths") -> None:
-    """Raises:
-    InvalidEvaluation: when no pass of ``length`` tokens ever fits. ``affordable`` knows the rest.
+def server_takes(length: int, served: ServedModel, settings: Settings) -> None:
+    """For prompts that are still to be written: ``affordable`` knows what passes need.
+
+    Raises:
+        InvalidEvaluation: when no pass that keeps all of ``length`` tokens ever fits.
     """
     bound = served.engine.scores.most
     most = max(bound, MOST_TOKENS)
     if length > most:
         by = bounded_by(bound, settings)
-        raise InvalidEvaluation(param, f"{length} is beyond what this server scores: at most {most} tokens{by}")
+        raise InvalidEvaluation("lengths", f"{length} is beyond what this server scores: at most {most} tokens{by}")
 
 
 def bounded_by(most: int, settings: Settings) -> str:

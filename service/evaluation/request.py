@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, PrivateAttr, Tag, model_validator
 
-from patches import LONGEST, KnownFields, problem
+from patches import LONGEST, KnownFields, Method, problem
 from service.inputs import MOST_ENCODINGS, MOST_TEXTS, as_list
 from service.policy.auto import Encoding
 
@@ -63,6 +63,8 @@ Lengths = Annotated[
 
 
 def _several(value: Any) -> Any:
+    if not isinstance(value, str | Mapping | Method | list):
+        raise problem("encodings", "must be an encoding or a list of them")
     return value if isinstance(value, list) else [value]
 
 

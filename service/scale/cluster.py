@@ -6,7 +6,8 @@ from typing import Any
 
 import yaml
 
-from service.environment import UnreadableFile, misspelt, unknown
+from service.env_file import UnreadableFile
+from service.environment import misspelt, unknown
 from service.scale.options import NAME, QUIET, InvalidScale, bounds, check, deployment, http_options
 from service.scale.private_names import FOR_PROXIES, TESTED
 from service.settings import Settings

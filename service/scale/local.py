@@ -21,6 +21,7 @@ import structlog
 from ray import serve
 from ray.exceptions import RayError
 
+from service import logs
 from service.engine import FORCED
 from service.scale import options, private_names
 from service.scale.deployment import bound
@@ -225,4 +226,5 @@ def _end(code: int) -> NoReturn:
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
                 child.kill()
+    logs.finish()
     os._exit(code)

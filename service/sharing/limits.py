@@ -75,9 +75,7 @@ class SharedLimits:
         try:
             from redis.asyncio import ConnectionPool, Redis
         except ImportError:
-            raise LimitsUnusable(
-                "ROPEWAY_SHARED_URL: it needs the extra `shared`: pip install 'ropeway[shared]'"
-            ) from None
+            raise LimitsUnusable("ROPEWAY_SHARED_URL: it needs the package redis (the extra `shared`)") from None
         self.shown = f"{parts.scheme}://{parts.hostname}:{port}"
         url = parts._replace(scheme=SCHEMES[parts.scheme]).geturl()
         pool = ConnectionPool.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)

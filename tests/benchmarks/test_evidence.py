@@ -165,3 +165,20 @@ def test_the_table_asks_for_what_the_model_takes_and_for_each_encoding_once() ->
         taken, refused = applicable(patch, [64, 1024])
     assert [fields for fields in taken if fields["method"] == "alibi"] == [MORE[-1]], "its own is default already"
     assert "linear" in refused
+
+
+def test_words_about_quantization_have_the_recorded_ratios() -> None:
+    times = {entry["scheme"]: entry["seconds"] for entry in evidence.recorded()["quantization"]["cost"]}
+    served = times["float32, as served"]
+    steps = times["int4"]["decode 16"] / served["decode 16"]
+    most = max(times["int8"][name] / served[name] for name in served)
+    said = f"Steps of 16 sequences take {steps:.1f} times as long, and int8 up to {most:.1f} times."
+    assert said in " ".join(QUANTIZATION.split())
+
+
+def test_words_about_fixed_factors_hold() -> None:
+    """Under `ntk`, perplexity is flat up to a quarter of the factor, and not up to half of it."""
+    (model,) = [entry for entry in evidence.recorded()["method_table"]["models"] if entry["model"] == "ropeway-demo"]
+    (ntk,) = [entry for entry in model["methods"] if entry["method"] == "ntk" and entry["request"]["factor"] == 32]
+    first, _, _, quarter, half = ntk["perplexity"]
+    assert quarter < 1.1 * first < half

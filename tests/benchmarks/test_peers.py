@@ -37,7 +37,7 @@ async def streamed(tokens: int, *, takes_ids: bool) -> dict[str, Any]:
 async def test_texts_stand_for_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "num_attention_heads": 1}
     monkeypatch.setattr(peer_servers, "SHAPE_28M", peer_servers.SHAPE_28M | small | {"num_key_value_heads": 1})
-    pytest.importorskip("gguf", reason="llama.cpp is not installed: pip install 'ropeway[llama-cpp]'")
+    pytest.importorskip("gguf", reason="llama.cpp is not installed: pip install -c constraints.txt '.[llama-cpp]'")
     peer_servers.write_model(tmp_path)
     ids = await streamed(peers.NEW_TOKENS, takes_ids=True)
     text = await streamed(peers.NEW_TOKENS, takes_ids=False)

@@ -11,9 +11,18 @@ ANTHROPIC_MODELS = "tests/service/openai/anthropic/test_models.py"
 STOP_REASONS = "tests/service/openai/text/test_stop_reasons.py"
 TEMPLATING = "tests/service/openai/text/test_templating.py"
 ALLOWED = "tests/service/openai/structure/test_allowed_tools.py"
+FAILING = "tests/service/api/http/test_clients_that_fail.py"
 RATES = "tests/service/api/test_rates.py"
 
 API = [
+    Mutation("a number of a query has underscores", "service/api", 're.fullmatch("-?[0-9]+", value) is None', "False",
+             ("tests/service/api/http/test_queries.py::test_a_whole_number_is_written_with_digits",)),
+    Mutation("a wrong type names one form of several", "service", "if isinstance(value, str | list) else None", "",
+             ("tests/service/openai/test_chat.py::test_refusals_name_the_field",)),
+    Mutation("one method of a path is allowed", "service/api", 'error.headers = {"Allow": ', '_ = {"Allow": ',
+             (f"{FAILING}::test_a_wrong_method_is_told_all_that_the_path_takes",)),
+    Mutation("a path controls the terminal of the log", "service", "return _printable(form(value))",
+             "return form(value)", ("tests/service/test_logs.py::test_nothing_of_a_client_controls_a_terminal",)),
     Mutation("a listing has no encodings of a job that names none", "service/cli",
              'PROPOSED if job.evaluation == "recommend" else "default"', '""',
              ("tests/service/cli/test_jobs.py::test_the_list_has_the_encodings_of_jobs_that_name_none",)),
@@ -180,6 +189,16 @@ API = [
              "return fits", ("tests/service/sharing/test_admission.py",)),
     Mutation("a caption has the width of its table", "service/cli", "caption, table.caption = table.caption, None",
              "caption = None", ("tests/service/cli/test_tables.py",)),
+    Mutation("the environment has the server's keys of the file", "service", "and (name in OF_CLIENTS or not",
+             "or (name in OF_CLIENTS or not", ("tests/service/cli/test_environment.py",)),
+    Mutation("the file wins over the shell", "service", "os.environ.setdefault(name, value)",
+             "os.environ[name] = value", ("tests/service/cli/test_environment.py",)),
+    Mutation("a file of variables that no command reads", "service/cli", "    _load_env_file()\n", "",
+             ("tests/service/cli/test_environment.py",)),
+    Mutation("a refused key without its variable", "service/cli", "'status', None) == 401", "'status', None) == 400",
+             ("tests/service/cli/test_failures.py",)),
+    Mutation("memory of the cache as that of weights", "service/cli", "info.memory.cache >> 20",
+             "info.memory.weights >> 20", ("tests/service/cli/test_tables.py",)),
     Mutation("true is a number", "patches", 'ConfigDict(extra="forbid", strict=True)', 'ConfigDict(extra="forbid")',
              ("tests/service/api/test_openapi.py::test_each_violated_field_is_refused_as_documented",)),
     Mutation("the own encoding alone is timed", "service/cli", 'if error.param != "methods.0":', "if True:",
@@ -195,6 +214,10 @@ API = [
              ("tests/service/sharing/test_shared_limits.py",)),
     Mutation("an answer tells of tokens that have come back as used", "service/api",
              "        await reserved.settle()\n", "        pass\n", ("tests/service/api/test_rates.py",)),
+    Mutation("lines without an end wait for a reader", "service", "self._waiting.qsize() < MOST_WAITING", "True",
+             ("tests/service/test_log_writer.py",)),
+    Mutation("the end waits for no line", "service", "written.wait(LAST_LINES_S)", "pass",
+             ("tests/service/test_log_writer.py",)),
     Mutation("ranks warn as they import libraries", "service/models/parallel", "    logs.quiet_imports()\n", "",
              ("tests/service/models/parallel/test_group.py",)),
 ]  # fmt: skip

@@ -19,6 +19,8 @@ PARITY = "tests/patches/model/library/test_transformers_parity.py"
 CHOSEN_KEYS = "tests/patches/model/architectures/test_chosen_keys.py"
 
 MODELS = [
+    Mutation("numbers of a form are rounded", "service/models", "if not _is_exact(number):", "if False:",
+             ("tests/service/models/text/test_schema_numbers.py",)),
     Mutation("a gap in a mask is ignored", "patches", "if count and begin + count + end != seen:", "if False:",
              (f"{PADDING}::test_a_gap_in_a_mask_is_refused",)),
     Mutation("positions between the ends are not read", "patches", "(position_ids.diff() == 1).all(1)",

@@ -99,6 +99,7 @@ def test_reads(text: str, fields: dict[str, Any]) -> None:
         ("self_extend:base=(yarn:4,beta_fast=16", "base: '\\(yarn:4,beta_fast=16' opens a parenthesis"),
         ("self_extend:base=(yarn:4,4)", "yarn: '4' is another factor"),
         ("resonance:base=" * 9 + "yarn", "base: encodings are nested more than 4 deep"),
+        (f'{{"method": "yarn", "factor": 1{"0" * 4300}}}', "not valid JSON: a number has more than 4300 digits$"),
         ('{"method": "yarn"', "not valid JSON: .* at character 18"),
     ],
 )

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LAYERS = (
     {"policy"},
-    {"addresses"},
+    {"addresses", "env_file", "log_writer"},
     {"context", "errors", "inputs", "logs", "metrics", "settings"},
     {"anthropic_failures", "environment", "sharing", "tracing"},
     {"engine"},

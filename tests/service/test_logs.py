@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import httpx
 import pytest
+import structlog
 
 from service import logs
 from tests.forks.process import forked
@@ -78,3 +79,29 @@ def test_a_server_writes_nothing_but_json(checkpoints: Path, tmp_path: Path) -> 
         assert not any("\x1b" in str(line) or "color_message" in line for line in lines)
         assert sum(line["event"] == "request" for line in lines) == 2
         assert not [line for line in lines if line["event"].startswith(("Context impl", "Will assume", "Running upg"))]
+
+
+HOSTILE = "/\x1b[31mred\x07\x00\x9b2J\u202e\ud800"
+
+
+def test_nothing_of_a_client_controls_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    before = structlog.get_config()
+    try:
+        logs.configure("info")
+        log = structlog.get_logger()
+        log.info(f"odd\r {HOSTILE}", path=HOSTILE, words=f"two {HOSTILE}", several=[HOSTILE], whole="/generate")
+        try:
+            raise ValueError(HOSTILE)
+        except ValueError as error:
+            log.error("failed", exc_info=error)
+    finally:
+        structlog.configure(**before)
+    written = capsys.readouterr().err
+    assert not [each for each in written if not each.isprintable() and each != "\n"]
+    escaped = r"/\x1b[31mred\x07\x00\x9b2J\u202e\ud800"
+    assert written.count(escaped) == 5
+    assert f" path={escaped} " in written
+    assert f" words='two {escaped}'" in written
+    assert f"ValueError: {escaped}\n" in written
+    assert r" odd\r " in written
+    assert "whole=/generate" in written

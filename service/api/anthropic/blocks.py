@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from patches import problem
 from service.api.openai.body import NOT_USED, CacheControl, StoredBody
 from service.api.openai.messages import MOST_MESSAGES
-from service.inputs import one_or_several
+from service.inputs import text_or_list
 
 NOT_TEXT = ("document", "image", "search_result")
 Id = Annotated[str, Field(max_length=256)]
@@ -65,7 +65,7 @@ def _one_of(kinds: Sequence[str], value: Any) -> Any:
 Texts = Annotated[
     Annotated[str, Tag("one")]
     | Annotated[list[Annotated[TextBlock, BeforeValidator(partial(_one_of, ("text",)))]], Tag("several")],
-    Discriminator(one_or_several),
+    text_or_list("blocks"),
 ]
 """A text, or blocks of it."""
 
@@ -111,7 +111,7 @@ class Turn(StoredBody):
     role: Literal["user", "assistant", "system"]
     content: Annotated[
         Annotated[str, Tag("one")] | Annotated[list[AnyBlock], Field(max_length=MOST_MESSAGES), Tag("several")],
-        Discriminator(one_or_several),
+        text_or_list("blocks"),
     ]
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ from starlette.types import Scope
 from typing_extensions import override
 
 from service.anthropic_failures import is_from_client
+from service.api.http.queries import WholeNumber
 from service.api.http.routing import Route
 from service.api.openai.models import created, listed
 from service.api.openai.names import Named, named
@@ -59,7 +60,7 @@ class ModelPage(BaseModel):
 @router.get("/v1/models")
 async def models(
     request: Request,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 20,
+    limit: Annotated[WholeNumber, Query(ge=1, le=1000)] = 20,
     before_id: str | None = None,
     after_id: str | None = None,
 ) -> ModelPage:

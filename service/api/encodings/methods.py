@@ -27,7 +27,7 @@ from patches import (
 )
 from service.api.encodings.auto import in_listings
 from service.api.files import RenderedFiles, file_response
-from service.api.http.queries import AnyParameters
+from service.api.http.queries import AnyParameters, WholeNumber
 from service.api.http.routing import Route
 from service.api.responses.encodings import FullMethodList, MethodInfo, MethodList, MethodSummary, ParameterInfo
 from service.api.responses.models import MemoryInfo, ModelInfo, ModelList, QuantizationInfo
@@ -43,7 +43,7 @@ from service.sharing.workers import Workers
 router = APIRouter(tags=["methods"], route_class=Route)
 
 
-Reserved = Annotated[int | None, Query(ge=1, le=LONGEST - 1)]
+Reserved = Annotated[WholeNumber | None, Query(ge=1, le=LONGEST - 1)]
 
 
 class Pair(BaseModel):

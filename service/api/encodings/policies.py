@@ -58,7 +58,7 @@ async def policy(model: str, request: Request) -> JSONResponse:
     except InvalidPolicy as error:
         raise bad_request(f"model: the stored policy cannot be read, calibrate again: {error}", "model") from error
     if found is None:
-        raise _without(served)
+        raise _without(served, request)
     return _shown(found, served)
 
 
@@ -67,11 +67,13 @@ async def forget(model: str, request: Request) -> None:
     """Remove the policy of this API key for a model: `auto` follows the operator's policy or the rule again."""
     served = request.app.state.models.get(model)
     if not await stored(request, store_of(request).drop_policy, context.current().tenant, served.contents):
-        raise _without(served)
+        raise _without(served, request)
 
 
-def _without(served: ServedModel) -> ApiError:
-    return ApiError(404, f"this API key has no policy for {served.name!r}", param="model", code="not_found")
+def _without(served: ServedModel, request: Request) -> ApiError:
+    owner = "API key" if request.app.state.keys.asked_for else "server"
+    message = f"this {owner} has no policy for {served.name!r} from a recommendation"
+    return ApiError(404, message, param="model", code="not_found")
 
 
 def _shown(policy: Policy, served: ServedModel) -> JSONResponse:

@@ -46,7 +46,7 @@ IN_PLAIN_WORDS = {
     "Current row has": "the form has too many continuations at one place: have fewer optional keys or choices",
     "NoExtensionBias": "no text has this form",
     "Unsatisfiable schema": "no JSON fits it; objects have the keys of properties alone, unless strict is false",
-    "Value is not JSON serializable": "a number of the form has more than 64 bits",
+    "Value is not JSON serializable": "a count of the form has more than 64 bits",
     "oneOf constraints are not supported": "oneOf is not supported, unless its schemas exclude each other; anyOf is",
 }
 """Reasons by the first words of the library's."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from patches import KnownFields, problem
+from patches import KnownFields, not_json, problem
 from service.models.text.closed_schemas import closed
 from service.models.text.grammar_parts import Known
 from service.models.text.grammar_text import FLEXIBLE, ONE_LINE, of_choices, of_regex, of_schema
@@ -75,7 +75,7 @@ def _as_object(value: Any) -> Any:
     try:
         return json.loads(value)
     except (RecursionError, ValueError) as error:
-        raise problem("not_json", f"is no JSON: {error}") from error
+        raise problem("not_json", f"is no JSON: {not_json(error)}") from error
 
 
 def _bounded(schema: dict[str, Any]) -> dict[str, Any]:

@@ -78,12 +78,12 @@ class ApiKeys:
         version = self._seen()
         if self._path is None or version == self._version:
             return
-        self._version = version
         try:
             self._from_file = read_hashes(self._path)
             log.info("api_keys_read", keys=len(self._from_file))
         except InvalidKeyFile as error:
             log.error("api_keys_kept", error=str(error))
+        self._version = version  # last: another thread would go by the keys from before
 
     def _seen(self) -> tuple[int, int, int] | None:
         try:

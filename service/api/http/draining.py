@@ -11,20 +11,17 @@ import gc
 import os
 from _thread import start_new_thread
 from socket import socket
-from threading import Timer
 from types import FrameType
 
 import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from service import logs
 from service.engine import FORCED
 
 ANSWER_S = 2.0
 """Seconds that the answers of failed requests may take to be sent."""
-
-LAST_LINE_S = 1.0
-"""Seconds that the last line of the log may take."""
 
 log = structlog.get_logger()
 
@@ -59,9 +56,8 @@ class DrainingServer(uvicorn.Server):
             super().handle_exit(sig, frame)
 
     def _stop_at_once(self, exit_code: int) -> None:
-        blocked = Timer(LAST_LINE_S, os._exit, [exit_code])  # the reader of the log reads no more
-        blocked.start()
         log.warning("stopped_at_once", in_flight=self._app.state.traffic.in_flight)
+        logs.finish()
         os._exit(exit_code)
 
     async def main_loop(self) -> None:

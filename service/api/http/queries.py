@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
+from pydantic import BeforeValidator
 
-from patches import unknown
+from patches import problem, unknown
 from service.errors import MAX_CHARS, bad_request
 
 
 async def _all(request: Request) -> dict[str, str]:
     return dict(request.query_params)
 
+
+def _of_digits(value: Any) -> Any:
+    """pydantic reads ``1_0``, `` 5`` and ``5.0`` as numbers, too."""
+    if isinstance(value, str) and re.fullmatch("-?[0-9]+", value) is None:
+        raise problem("whole_number", "must be a whole number")
+    return value
+
+
+WholeNumber = Annotated[int, BeforeValidator(_of_digits)]
+"""A query parameter that is written as JSON writes such numbers."""
 
 AnyParameters = Annotated[dict[str, str], Depends(_all)]
 """All query parameters, for a route that takes any name and checks them itself."""

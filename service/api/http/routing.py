@@ -19,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from patches import not_json
 from service import context
 from service.api.http.queries import check_no_field, check_query, declared, repeated
 from service.api.http.streaming import unless_disconnected
@@ -217,13 +218,8 @@ def _parsed(raw: bytes) -> Any:
     try:
         # By itself, the library takes halves of surrogate pairs in bytes, and UTF-16.
         return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_fields)
-    except RecursionError:
-        raise bad_request("body: not valid JSON: nested too deeply", code="invalid_request") from None
-    except json.JSONDecodeError as error:
-        message = f"body: not valid JSON: {error.msg} at character {error.pos + 1}"
-        raise bad_request(message, code="invalid_request") from None
-    except ValueError as error:  # not UTF-8, or a number with thousands of digits
-        raise bad_request(f"body: not valid JSON: {error}", code="invalid_request") from None
+    except (RecursionError, ValueError) as error:
+        raise bad_request(f"body: not valid JSON: {not_json(error)}", code="invalid_request") from None
 
 
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

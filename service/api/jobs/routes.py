@@ -9,6 +9,7 @@ from fastapi.responses import Response
 
 from service import context
 from service.api.encodings.auto import with_methods
+from service.api.http.queries import WholeNumber
 from service.api.http.routing import DocumentsRoute
 from service.api.jobs import events, files
 from service.api.jobs.lookup import job_info, linked, runner_of, stored_job, with_files
@@ -58,7 +59,7 @@ async def plan(body: Annotated[AnyRequest, Body(openapi_examples=EXAMPLES)], req
 async def jobs(
     request: Request,
     state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Annotated[WholeNumber, Query(ge=1, le=1000)] = 100,
     before: Annotated[str | None, Query(description="Only jobs older than this one.")] = None,
 ) -> JobList:
     """The jobs of this API key. Links of one that ended early name a partial result from the first look at it on."""

@@ -18,6 +18,7 @@ from service.api.store import store_of, stored
 from service.errors import ApiError, bad_request
 from service.evaluation.catalogue import plan_of
 from service.evaluation.request import EvaluationRequest
+from service.inputs import matching
 from service.jobs.address import setup_of, versions_of
 from service.jobs.records import JobInfo
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, TooManyJobBytes, TooManyJobs, UnknownJob
@@ -32,13 +33,15 @@ REFUSALS = (IdempotencyMismatch, JobDone, TooManyJobBytes, TooManyJobs, UnknownJ
 Submissions = WeakValueDictionary[tuple[str, str], asyncio.Lock]
 """Locks by tenant and idempotency key, while submissions hold them or wait for them."""
 
+PRINTED = r"^[\x21-\x7e]+$"
+
 IdempotencyKey = Annotated[
-    str | None,
+    Annotated[str, matching(PRINTED, "must have printable characters of ASCII, and no blanks")] | None,
     Header(
         alias="Idempotency-Key",
         min_length=1,
         max_length=255,
-        pattern=r"^[\x21-\x7e]+$",
+        json_schema_extra={"pattern": PRINTED},
         description="A name for this submission as a job: sent again with it, no second job is made.",
     ),
 ]

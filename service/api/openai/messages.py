@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, Tag, model_validator
 
 from patches import KnownFields, problem
 from service.api.openai.body import NOT_USED, Body, CacheControl
 from service.api.openai.tools.schemas import Calls
 from service.api.openai.unsupported import NOT_SUPPORTED_IN_MESSAGES
-from service.inputs import one_or_several
+from service.inputs import text_or_list
 
 MOST_MESSAGES = 4096
 
@@ -30,9 +30,7 @@ class TextPart(KnownFields):
         return "unknown field: parts of a message are {type: text, text: ...} here, no images and no sound"
 
 
-Content = Annotated[
-    Annotated[str, Tag("one")] | Annotated[list[TextPart], Tag("several")], Discriminator(one_or_several)
-]
+Content = Annotated[Annotated[str, Tag("one")] | Annotated[list[TextPart], Tag("several")], text_or_list("parts")]
 
 
 class Message(Body):

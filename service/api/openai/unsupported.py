@@ -42,13 +42,10 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Fields that a route without them knows by name, each with its values that ask for nothing. Null does too."""
 
-NOT_SUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = dict.fromkeys(
-    (
-        *("annotations", "audio", "function_call", "provider_specific_fields", "reasoning"),
-        "refusal",
-    ),
-    ([], {}, ""),
-)
+NOT_SUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
+    "annotations": ([], {}, ""),
+    **dict.fromkeys(("audio", "function_call", "provider_specific_fields", "reasoning", "refusal"), (None, [], {}, "")),
+}
 """Fields of a message. Clients store an answer with all of them, and nothing in them."""
 
 
@@ -65,9 +62,9 @@ INSTEAD = {
 """The ways here to what some of these fields ask for."""
 
 
-def not_supported(name: str, neutral: object = None) -> str:
-    """The refusal of a field; ``neutral`` is its value without effect, if it has one."""
-    instead = "" if neutral is None else f" (or send {json.dumps(neutral)})"
+def not_supported(name: str, *neutral: object) -> str:
+    """The refusal of a field; the first of ``neutral`` is its usual value without effect."""
+    instead = f" (or send {json.dumps(neutral[0])})" if neutral else ""
     way = f". {INSTEAD[name]}" if name in INSTEAD else ""
     return f"{name} is not supported by this server; leave it out{instead}{way}"
 

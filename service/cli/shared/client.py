@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 FOR_ONE_COMMAND = {"api_keys": (), "api_keys_file": None, "metrics_port": None, "resume_jobs": False}
 """A server for one command listens on loopback only, needs no key, and leaves queued jobs alone."""
 
+HINT = ". Commands take the key from ROPEWAY_API_KEY, in the environment or .env"
+"""After a refusal of a key, whose message has the header instead."""
+
 
 @contextmanager
 def connected(
@@ -44,7 +47,7 @@ def connected(
         if isinstance(error.__cause__, UnicodeEncodeError):
             # Python has lone surrogates for the bytes of an argument that is not UTF-8.
             fail("an argument must be UTF-8 text, and is not: convert it, as with iconv")
-        fail(str(error))
+        fail(f"{error}{HINT if getattr(error, 'status', None) == 401 else ''}")
 
 
 def client_of(url: str, *, trust_env: bool = False) -> Ropeway:

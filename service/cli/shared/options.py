@@ -18,7 +18,10 @@ def method_names(incomplete: str) -> list[str]:
     return [name for name in ("auto", *METHODS) if name.startswith(incomplete)]
 
 
-Server = Annotated[str | None, typer.Option(metavar="URL", help="Use this server; without it, the command starts one.")]
+KEY = "Its API key is in ROPEWAY_API_KEY."
+Server = Annotated[
+    str | None, typer.Option(metavar="URL", help=f"Use this server; without it, the command starts one. {KEY}")
+]
 ModelName = Annotated[
     str | None,
     typer.Option(

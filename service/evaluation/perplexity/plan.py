@@ -16,7 +16,6 @@ from service.evaluation.checks import (
     bos_of,
     documents_by_length,
     lengths_of,
-    server_takes,
     subjects_of,
     too_short,
 )
@@ -252,18 +251,15 @@ def prefix_of(wanted: Bos, served: ServedModel) -> int | None:
     return eos if served.bos_token_id is None else served.bos_token_id
 
 
-def rolling_lengths(
-    wanted: list[int], served: ServedModel, documents: Sequence[Document], special: int, settings: Settings
-) -> list[int]:
+def rolling_lengths(wanted: list[int], documents: Sequence[Document], special: int, settings: Settings) -> list[int]:
     """``wanted`` itself: in ``rolling`` a document may be shorter than a window.
 
     Raises:
-        InvalidEvaluation: for lengths beyond the server, or a document without a token to predict.
+        InvalidEvaluation: for too many lengths, or a document without a token to predict.
     """
     shortest = min(documents, key=lambda document: len(document.token_ids))
     if len(shortest.token_ids) + special < 2:
         raise too_short(shortest)
-    server_takes(wanted[-1], served, settings)
     at_most("lengths", len(wanted), settings.max_lengths)
     return wanted
 
@@ -281,7 +277,7 @@ def plan_of(request: PerplexityRequest, models: ModelRegistry, settings: Setting
     documents, skipped = documents_by_length(request, served, special, settings)
     wanted = request.length_values()
     if request.protocol == "rolling" and wanted is not None:
-        lengths = rolling_lengths(wanted, served, documents, special, settings)
+        lengths = rolling_lengths(wanted, documents, special, settings)
     else:
         lengths = lengths_of(wanted, served, documents, special, settings)
     tail = request.tail or min(DEFAULT_TAIL, lengths[0] - 1)

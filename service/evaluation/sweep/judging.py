@@ -190,7 +190,7 @@ class Judge:
         doubts = {
             method.label: found
             for method in self.methods
-            if not method.sure and (found := [at for at in method.judgements if _reaches_limit(at)])
+            if not method.sure and (found := [at for at in method.judgements if at.adequate is False and at.interval])
         }
         if not doubts:
             return f"; no method {stays}."
@@ -226,11 +226,6 @@ class Judge:
         if windowed:
             return f" Perplexity does not show that {' and '.join(windowed)} cannot recall{more}"
         return f" Perplexity alone says little about recall{more}"
-
-
-def _reaches_limit(at: Judgement) -> bool:
-    """True for a number beyond the limit whose interval does not exclude one within it."""
-    return at.adequate is False and at.interval is not None and not at.sure
 
 
 def _nothing(words: str) -> Answer:

@@ -19,7 +19,9 @@ def _named(part: Any) -> Any:
 
 
 def _body(part: Any) -> Any:
-    """The body of a part, with what a sweep sets in it; anything else as it is."""
+    """The body of a part, with what a sweep sets in it; an unknown one as it is."""
+    if not isinstance(part, str | Mapping | EvaluationRequest):
+        raise problem("part", "must be the name of an evaluation, or an object")
     fields = _named(part)
     known = isinstance(fields, Mapping) and EVALUATIONS.get(str(fields.get("evaluation")))
     return known.request.in_sweep(fields) if known else fields
@@ -76,9 +78,10 @@ class SweepRequest(EvaluationRequest):
     def _factors_stand_in(cls, fields: Any) -> Any:
         """A method without its factor gets the first of ``factors``, which ``expanded`` replaces by every one."""
         factors = fields.get("factors") if isinstance(fields, Mapping) else None
-        if not isinstance(factors, list) or not factors or fields.get("methods") is None:
+        methods = fields.get("methods") if isinstance(fields, Mapping) else None
+        if not isinstance(factors, list) or not factors or not isinstance(methods, str | Mapping | list):
             return fields
-        methods = fields["methods"] if isinstance(fields["methods"], list) else [fields["methods"]]
+        methods = methods if isinstance(methods, list) else [methods]
         return {**fields, "methods": [_with_factor(method, factors[0]) for method in methods]}
 
     @model_validator(mode="after")

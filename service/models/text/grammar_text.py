@@ -10,6 +10,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
 from service.models.text.json_schemas import Node, without_annotations
+from service.models.text.schema_numbers import problem_of_numbers
 
 FLEXIBLE = {"whitespace_pattern": r"\x20|\r?\n[\x20\t]{0,32}"}
 """White space between parts of JSON: one blank, or one line break with an indentation.
@@ -65,11 +66,14 @@ def enforced(schema: Mapping[str, Any]) -> Node:
     """``schema`` as the library takes it.
 
     Raises:
-        GrammarRefused: for one that says how it is compiled.
+        GrammarRefused: for one that says how it is compiled, and for numbers that the library would change.
     """
     if OPTIONS in schema:
         raise GrammarRefused(f"the key {OPTIONS!r} is not supported; leave it out")
-    return without_annotations(schema)
+    made = without_annotations(schema)
+    if problem := problem_of_numbers(made):
+        raise GrammarRefused(problem)
+    return made
 
 
 def of_regex(expression: str) -> str:

@@ -78,8 +78,7 @@ def test_equal_turns_make_a_step(name: str, truncate: bool) -> None:
 
 @pytest.mark.parametrize("name", ["yarn", "dynamic_yarn", "mrrope_uni", "mrrope_pro", "tailspline"])
 def test_a_range_that_no_pair_reaches_is_refused(name: str) -> None:
-    """The released code keeps every pair for the first, so any factor is without effect, and scales all for the
-    second."""
+    """The released code would keep every pair under the first, whatever the factor, and scale all under the second."""
     fields = {"method": name, "truncate": False, "beta_fast": 64.0} | ({} if name == "dynamic_yarn" else {"factor": 4})
     model = geometry(*GEOMETRIES[0])
     check({**fields, "beta_slow": 40.7}, model, 1024)

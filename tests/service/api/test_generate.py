@@ -196,6 +196,9 @@ def test_stop_strings_end_and_are_left_out(client: httpx.Client) -> None:
         ({"top_p": 0}, "top_p", "must be above 0, not 0"),
         ({"model": "nobody"}, "model", "tiny"),
         ({"temprature": 1}, "temprature", "unknown field: did you mean temperature?"),
+        ({"temperature": 10**400}, "temperature", f"must be within ±1.8e+308, not 1{'0' * 63}..."),
+        ({"temperature": -(10**400)}, "temperature", "must be within ±1.8e+308, not -1"),
+        ({"stop": 4}, "stop", "must be a text or a list of texts, not 4"),
         ({"max_tokens": 1}, "max_tokens", "did you mean max_new_tokens"),
         ({"zzz": 1}, "zzz", "unknown field: there are prompt, pe, model, max_new_tokens"),
     ],
@@ -223,6 +226,9 @@ def test_a_refusal_is_one_sentence(client: httpx.Client) -> None:
     assert message({"pe": "default"}) == "prompt: required"
     assert message(b'{"prompt": "a", x}').startswith("body: not valid JSON: ")
     assert message(b'{"prompt": "a", x}').endswith(" at character 17")
+    assert message(b'{"prompt": "a", "seed": 1%s}' % (b"0" * 4300)) == (
+        "body: not valid JSON: a number has more than 4300 digits"
+    )
     assert message([]) == "body: must be an object, not a list"
     many = message({"prompt": "a", "pe": [{"method": "zzz"}] * 200})
     assert many.startswith("pe.0.method: unknown method 'zzz': there are default, linear, ")

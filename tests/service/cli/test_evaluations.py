@@ -61,6 +61,7 @@ def test_fields_that_are_objects_are_explained() -> None:
     shown = " ".join(succeeded("long-perplexity", "--fields").split())
     assert "--reuse / --no-reuse --reuse A job reuses" in shown
     assert "boolean" not in shown
+    assert shown == " ".join(succeeded("long_perplexity", "--fields").split()), "the name in the API is one here too"
     assert "--evaluator object" in shown
     assert "model string A served model" in shown
 

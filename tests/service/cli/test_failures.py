@@ -10,6 +10,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from service.api.http.access import unauthorized
+from service.errors import body_of
 from service.evaluation.documents import BUILT_IN
 from tests.conftest import ROOT
 from tests.service.cli.answers import Answer, streamed
@@ -61,6 +63,16 @@ class TestFailures:
         assert result.exit_code == 1
         assert message in result.stderr
         assert "Traceback" not in result.output
+
+    @pytest.mark.parametrize("command", [["generate", "Once"], ["jobs", "list"], ["perplexity"]], ids="-".join)
+    def test_a_refused_key_names_the_variable_that_has_it(
+        self, fake: Callable[[Answer], list[httpx.Request]], command: list[str]
+    ) -> None:
+        refusal = body_of(unauthorized())
+        fake(lambda _: httpx.Response(401, json=refusal))
+        result = ropeway(*command, "--server", "host:1")
+        assert result.exit_code == 1
+        assert f"{refusal['error']['message']}. Commands take the key from ROPEWAY_API_KEY," in result.stderr
 
     def test_nothing_listens(self) -> None:
         result = ropeway("generate", "Once", "--server", "127.0.0.1:9")

@@ -53,6 +53,13 @@ def test_help_shows_the_defaults_and_ranges_of_what_is_sent(
     assert shown >= 2
 
 
+@pytest.mark.parametrize("command", ["generate", "sweep", "models", "export", "report", "jobs list", "jobs cancel"])
+def test_help_of_what_asks_a_server_names_the_variable_of_its_key(command: str) -> None:
+    shown = re.sub(r"[\s│]+", " ", ropeway(*command.split(), "--help").stdout)
+    assert "ROPEWAY_API_KEY" in shown
+    assert ("ROPEWAY_URL" in shown) == command.startswith(("jobs", "report")), "others start a server of their own"
+
+
 def test_every_setting_is_listed_with_its_default_and_its_range() -> None:
     shown = " ".join(ropeway("serve", "--settings").stdout.split())
     assert [name for name in Settings.model_fields if name not in shown] == []

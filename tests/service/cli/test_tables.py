@@ -89,8 +89,10 @@ def test_models_are_listed_with_their_products_and_the_reason_of_a_slower_engine
     tiny.engine_reason, other.engine_reason = None, "[pages] cannot cache it"
     other.products = []
     monkeypatch.setattr(Ropeway, "models", lambda client: [tiny, other])
-    assert "products of" not in ropeway("models", "--server", server).stdout
+    assert not re.search("(products|memory) of", ropeway("models", "--server", server).stdout)
     shown = " ".join(ropeway("models", "--verbose", "--server", server).stdout.split())
     assert f"engine of {other.id}: [pages] cannot cache it" in shown
     assert f"products of {tiny.id}: {'; '.join(tiny.products)}" in shown
     assert (shown.count("engine of"), shown.count("products of")) == (1, 1)
+    weights, cache = tiny.memory.weights >> 20, tiny.memory.cache >> 20
+    assert f"memory of {tiny.id}: weights {weights} MiB, cache {cache} MiB" in shown

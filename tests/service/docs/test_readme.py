@@ -271,6 +271,11 @@ def test_the_commands_for_clients_run() -> None:
     assert json.loads(printed('{"choice"'))["choices"][0]["message"]["content"] in ("yes", "no")
     assert re.search(r"kind='(bowline|hitch)' is_wet=(True|False)", printed("class Knot"))
     assert "name='tie'" in printed("tool_choice=")
+    *events, last = re.findall(r"^data: (.*)$", printed('"stream": true'), re.M)
+    assert last == "[DONE]"
+    kinds = [("text" in event, "finish_reason" in event) for event in map(json.loads, events)]
+    assert kinds.count((False, True)) == 2, "one end for each encoding"
+    assert set(kinds) == {(True, False), (False, True)}
 
 
 def cloned(shell: Terminal, script: str, clone: Path) -> str:

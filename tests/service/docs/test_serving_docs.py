@@ -10,6 +10,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.settings import Settings
+from service.sharing.limits import SCHEMES
 from tests.conftest import ROOT
 
 TEXT = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
@@ -41,6 +42,10 @@ def test_every_metric_is_named_and_served(server: str) -> None:
     served = {family.name + ("_total" if family.type == "counter" else "") for family in families}
     named = {name for row in METRICS for name in re.findall(r"`(\w+)`", row[0])}
     assert named == {name for name in served if name.startswith("ropeway_") and not name.endswith("_created")}
+
+
+def test_every_scheme_of_the_shared_store_is_named() -> None:
+    assert set(re.findall(r"`(redis\w*|valkey\w*)://`", TEXT)) == SCHEMES.keys()
 
 
 def test_every_setting_is_one() -> None:

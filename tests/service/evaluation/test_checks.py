@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from patches import Patched, parse, patched
 from service.api.validation import problems_in
+from service.evaluation import checks
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.documents import BUILT_IN
@@ -238,6 +239,7 @@ def test_what_leaves_the_cache_needs_no_memory(models: ModelRegistry, monkeypatc
     windowed = pass_bytes(patch, 2048, 64, resolved)
     assert windowed == pass_bytes(patch, 2048 * 64, 64, resolved) < pass_bytes(patch, 2048, 64)
     monkeypatch.setattr(models.default.engine.scores, "capacity", 4 + 32 + 64)
+    monkeypatch.setattr(checks, "MOST_TOKENS", 512)
     plan = planned(models, "perplexity", methods=[STREAMING], lengths=[2048])
     assert {held_tokens(unit, 64) for unit in plan.units} == {4 + 32 + 64}
     with pytest.raises(InvalidEvaluation, match="2048 is beyond"):

@@ -26,6 +26,14 @@ NO_DOCUMENTS = "without effect: niah_single_1 use no documents"
         ("/sweep", {"methods": ["yarn"], "factors": [0.5]}, "factors.0", "must be at least 1, not 0.5"),
         ("/sweep", {"methods": ["yarn"], "factors": [5000]}, "factors.0", "must be at most 4096, not 5000.0"),
         ("/needle", NEEDLE, "expected", "required: the needle has none of the default strings"),
+        ("/passkey", {"methods": None}, "methods", "must be an encoding or a list of them, not null"),
+        ("/sweep", {"methods": 4, "factors": [2]}, "methods", "must be an encoding or a list of them, not 4"),
+        (
+            "/sweep",
+            {"evaluations": [None]},
+            "evaluations.0",
+            "the name of an evaluation, or an object, not null",
+        ),
         ("/passkey", {"lengths": [256], "max_new_tokens": 1}, "max_new_tokens", "the tokens of a key"),
     ],
 )
@@ -37,6 +45,16 @@ def test_the_field_is_named(client: httpx.Client, path: str, body: dict[str, Any
     assert says in error["message"]
     assert ", not an object" not in error["message"]
     assert ", not a list" not in error["message"]
+
+
+@pytest.mark.parametrize(("value", "shown"), [(None, "null"), ([True], "a list"), (5, "5"), ({"a": 1}, "an object")])
+def test_an_evaluation_is_named_by_text(client: httpx.Client, value: Any, shown: str) -> None:
+    error = client.post("/jobs", json={"evaluation": value, "input": "a"}).json()["error"]
+    assert error["param"] == "evaluation"
+    assert error["message"].startswith("evaluation: must be one of perplexity, long_perplexity, ")
+    assert error["message"].endswith(f", recommend, not {shown}")
+    error = client.post("/jobs", json={"evaluation": "perplexty", "input": "a"}).json()["error"]
+    assert error["message"] == "evaluation: unknown evaluation 'perplexty': did you mean perplexity?"
 
 
 def test_another_needle_comes_with_its_answer(client: httpx.Client) -> None:

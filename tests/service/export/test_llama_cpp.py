@@ -21,7 +21,7 @@ from service.models.checkpoint.loading import DEMO
 from tests.methods import Fields
 from tests.patches.forward import logits_of, slot_of
 
-pytest.importorskip("xllamacpp", reason="llama.cpp is not installed: pip install 'ropeway[llama-cpp]'")
+pytest.importorskip("xllamacpp", reason="llama.cpp is not installed: pip install -c constraints.txt '.[llama-cpp]'")
 
 import xllamacpp
 

@@ -204,6 +204,8 @@ def test_a_submission_that_is_sent_again_makes_no_second_job(
         (send("a b"), 400),
     ):
         assert (refused.status_code, refused.json()["error"]["param"]) == (status, "Idempotency-Key")
+    told = send("a b").json()["error"]["message"]
+    assert told == "Idempotency-Key: must have printable characters of ASCII, and no blanks, not 'a b'"
     made = send("auto", methods=["auto"]).json()
     other = Auto.model_validate({"ranges": [{"up_to": None, "pe": "none"}], "origin": {"source": "rule"}})
     assert made["request"]["methods"][0]["ranges"] != other.model_dump()["ranges"]

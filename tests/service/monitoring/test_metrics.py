@@ -230,7 +230,7 @@ def test_an_endpoint_without_the_extra_stops_the_start(monkeypatch: pytest.Monke
         return imported(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(tracing.TracingUnavailable, match=r"ropeway\[otel\]"):
+    with pytest.raises(tracing.TracingUnavailable, match=r"the extra `otel`"):
         create_app(Settings(_env_file=None, otel_endpoint="http://localhost:4318"))
 
 

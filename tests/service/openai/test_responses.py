@@ -116,6 +116,13 @@ def test_a_stream_adds_up_to_the_answer(client: openai.OpenAI) -> None:
     ("change", "param", "says"),
     [
         ({"input": []}, "input", "at least 1"),
+        ({"input": {}}, "input", "must be a text or a list of items, not an object"),
+        (
+            {"input": [{"role": "user", "content": True}]},
+            "input.0.content",
+            "must be a text or a list of parts, not true",
+        ),
+        ({"tool_choice": []}, "tool_choice", "must be 'none', 'auto', 'required' or an object, not a list"),
         ({"input": [{"role": "tool", "content": "a"}]}, "input.0.role", "'user'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type", "'input_text'"),
         ({"max_output_tokens": 0}, "max_output_tokens", "must be at least 1"),

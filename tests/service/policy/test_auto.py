@@ -44,6 +44,10 @@ class TestWithAPolicy:
         assert "257" in error["message"]
         assert "256" in error["message"]
 
+    def test_the_policy_of_the_operator_is_not_from_a_recommendation(self, served: tuple[str, FastAPI]) -> None:
+        error = httpx.delete(f"{served[0]}/policies/tiny").json()["error"]
+        assert error["message"] == "this server has no policy for 'tiny' from a recommendation"
+
     def test_new_tokens_count(self, served: tuple[str, FastAPI]) -> None:
         assert result(served[0], 60, "auto", max_new_tokens=NEW + 5)["auto"]["up_to"] == 128
 

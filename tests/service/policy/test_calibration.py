@@ -105,3 +105,8 @@ def test_the_name_of_a_model_may_have_a_slash(server: tuple[str, FastAPI], name:
         assert answer.status_code == 404
         assert "'Org/Model'" in answer.json()["error"]["message"]
         assert "route" not in answer.json()["error"]["message"]
+
+
+def test_a_key_without_a_policy(server: tuple[str, FastAPI]) -> None:
+    error = httpx.get(f"{server[0]}/policies/tiny", headers={"Authorization": "Bearer bob-key"}).json()["error"]
+    assert error["message"] == "this API key has no policy for 'tiny' from a recommendation"

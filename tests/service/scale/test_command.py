@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -20,9 +21,10 @@ from typer.testing import CliRunner, Result
 
 from service.cli.commands import app
 from service.scale import autoscaling, private_names
-from service.scale.cluster import settings_on_node
+from service.scale.cluster import SECRET, settings_on_node
 from service.scale.options import InvalidScale
 from service.settings import Settings
+from tests.conftest import ROOT
 
 CUDA = ("--set", "device=cuda")
 
@@ -334,3 +336,10 @@ def test_a_folder_for_ray_that_takes_no_files_is_one_line(
     assert result.exit_code == 1
     assert f"error: RAY_TMPDIR: {str(folder)!r} must be a folder that takes files: " in result.stderr.replace("\n", " ")
     assert "Traceback" not in result.output
+
+
+def test_the_guide_gives_replicas_every_secret() -> None:
+    """The manifest has none of them."""
+    guide = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"kubectl create secret generic ropeway((?:.*\\\n)*.*)", guide)
+    assert set(re.findall(r"ROPEWAY_(\w+)=", command)) == {name.upper() for name in SECRET}

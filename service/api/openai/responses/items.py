@@ -13,7 +13,7 @@ from service.api.openai.answers import ChatToken
 from service.api.openai.body import NOT_USED, Body, StoredBody
 from service.api.openai.messages import MOST_MESSAGES
 from service.api.openai.tools.schemas import MOST_ARGUMENTS, read_arguments
-from service.inputs import one_or_several
+from service.inputs import text_or_list
 
 STORES_NOTHING = (
     "this server stores no items, so none can be referred to. Send the item itself; clients do that with store: false"
@@ -35,9 +35,7 @@ class InputPart(Body):
     logprobs: list[Any] | None = Field(None, description=NOT_USED)
 
 
-Content = Annotated[
-    Annotated[str, Tag("one")] | Annotated[list[InputPart], Tag("several")], Discriminator(one_or_several)
-]
+Content = Annotated[Annotated[str, Tag("one")] | Annotated[list[InputPart], Tag("several")], text_or_list("parts")]
 
 
 def _text(content: str | list[InputPart]) -> str:
@@ -146,7 +144,7 @@ AnyInputItem = Annotated[
 Input = Annotated[
     Annotated[str, Tag("one")]
     | Annotated[list[AnyInputItem], Field(min_length=1, max_length=MOST_MESSAGES), Tag("several")],
-    Discriminator(one_or_several),
+    text_or_list("items"),
 ]
 
 

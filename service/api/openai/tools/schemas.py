@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from patches import problem
+from patches import not_json, problem
 from service.api.generation.structure import STRICT, Schema
 from service.api.openai.body import NOT_USED, Body, CacheControl
+from service.inputs import matching
 
 MOST_TOOLS = 128
 
@@ -18,7 +19,12 @@ BY_GRAMMAR = "Calls that must come have arguments by a grammar. Beside a form, s
 MOST_ARGUMENTS = 1 << 20
 """Characters of the arguments of one call."""
 
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$", description="Letters, digits, `_`, `.` and `-`.")]
+NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
+Name = Annotated[
+    str,
+    matching(NAME, "must have 1 to 128 characters: English letters, digits, '_', '.' and '-'"),
+    Field(description="Letters, digits, `_`, `.` and `-`.", json_schema_extra={"pattern": NAME}),
+]
 
 
 class _Hinted(Body):
@@ -108,20 +114,26 @@ class FlatAllowedTools(Body):
         return [tool.name for tool in self.tools]
 
 
-def _kind(value: Any) -> str:
+def _kind(value: Any) -> str | None:
     if isinstance(value, str):
         return "one"
+    if not isinstance(value, dict | BaseModel):
+        return None
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return "allowed" if kind == "allowed_tools" else "several"
 
 
+_BY_KIND = Discriminator(
+    _kind,
+    custom_error_type="tool_choice_type",
+    custom_error_message="Input should be 'none', 'auto', 'required' or an object",
+)
+
 _Word = Annotated[Literal["none", "auto", "required"], Tag("one")]
 
-ToolChoice = Annotated[
-    _Word | Annotated[NamedTool, Tag("several")] | Annotated[AllowedTools, Tag("allowed")], Discriminator(_kind)
-]
+ToolChoice = Annotated[_Word | Annotated[NamedTool, Tag("several")] | Annotated[AllowedTools, Tag("allowed")], _BY_KIND]
 FlatToolChoice = Annotated[
-    _Word | Annotated[FlatNamedTool, Tag("several")] | Annotated[FlatAllowedTools, Tag("allowed")], Discriminator(_kind)
+    _Word | Annotated[FlatNamedTool, Tag("several")] | Annotated[FlatAllowedTools, Tag("allowed")], _BY_KIND
 ]
 
 
@@ -131,7 +143,7 @@ def read_arguments(text: str, field: str) -> Any:
         found = json.loads(text or "{}")
         json.dumps(found, ensure_ascii=False).encode()  # templates write it, and half a character is no text
     except (RecursionError, ValueError) as error:
-        raise problem("not_json", f"is no JSON: {error}", field) from error
+        raise problem("not_json", f"is no JSON: {not_json(error)}", field) from error
     return found
 
 

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
 
-from service.api.http import key_file
+from service.api.http import access, key_file
 from service.api.http.access import BESIDE, ApiKeys
 from service.api.http.key_file import InvalidKeyFile, hash_of, read_hashes
 from service.cli.commands import app as ropeway
@@ -333,3 +333,20 @@ def _kept(given: list[dict[str, Any]], usual: Callable[..., Any]) -> Callable[..
         return usual(*places, **arguments)
 
     return from_pretrained
+
+
+def test_two_threads_at_a_changed_file_both_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text("")
+    keys = ApiKeys([], file)
+    file.write_text(hash_of("new-key"))
+    read, found = access.read_hashes, []
+
+    def slowly(path: Path) -> tuple[str, ...]:
+        monkeypatch.setattr(access, "read_hashes", read)
+        found.append(keys.tenant_of(["new-key"]))  # as another thread, while this one reads
+        return read(path)
+
+    monkeypatch.setattr(access, "read_hashes", slowly)
+    assert keys.tenant_of(["new-key"]) == hash_of("new-key")[:16]
+    assert found == [hash_of("new-key")[:16]]

@@ -135,6 +135,17 @@ def test_oversized_bodies_never_get_inside(checkpoints: Path) -> None:
             assert answer.headers["x-request-id"]
 
 
+def test_malformed_http_is_answered_in_plain_text(served: tuple[str, FastAPI]) -> None:
+    """As docs/serving.md says: no route of ours is reached."""
+    host, port = served[0].removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nA : b\r\n\r\n")
+        head = connection.makefile("rb").read().lower()
+    assert head.startswith(b"http/1.1 400 ")
+    assert b"content-type: text/plain" in head
+    assert b"x-request-id" not in head
+
+
 def test_a_body_that_never_ends_is_given_up_with_its_client(served: tuple[str, FastAPI]) -> None:
     url, app = served
     host, port = url.removeprefix("http://").split(":")
@@ -151,3 +162,23 @@ def test_wrong_routes_and_methods_are_refused_in_shape(served: tuple[str, FastAP
         assert answer.status_code == status
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
         assert ("allow" in answer.headers) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/generate", "POST, PUT"),
+        ("HEAD", "/generate", "POST, PUT"),
+        ("OPTIONS", "/jobs", "GET, HEAD, POST"),
+        ("POST", "/jobs/x", "GET, HEAD, DELETE"),
+        ("PUT", "/policies/tiny", "GET, HEAD, DELETE"),
+        ("POST", "/health", "GET, HEAD"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("POST", "/docs/assets/swagger-ui.css", "GET, HEAD"),
+    ],
+)
+def test_a_wrong_method_is_told_all_that_the_path_takes(
+    served: tuple[str, FastAPI], method: str, path: str, allowed: str
+) -> None:
+    answer = httpx.request(method, f"{served[0]}{path}")
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)

@@ -36,6 +36,21 @@ def test_an_unknown_parameter_is_refused_by_name(
         assert (error["param"], error["code"]) == (says.split("'")[1], "invalid_request")
 
 
+COUNTS = ["/jobs?limit=", "/methods/linear/frequencies?factor=4&length=", "/v1/models?limit="]
+
+
+@pytest.mark.parametrize("address", COUNTS)
+def test_a_whole_number_is_written_with_digits(client: httpx.Client, address: str) -> None:
+    def get(number: str) -> httpx.Response:
+        return client.get(f"{address}{number}", headers={"anthropic-version": "2023-06-01"})
+
+    assert [get(number).status_code for number in ("5", "05", "512")] == [200, 200, 200]
+    for number in ("1_0", "1_000", "%2B5", "%205", "5%20", "5.0", "1e2", "%D9%A5", ""):
+        reply = get(number)
+        assert (reply.status_code, "must be a whole number, not '" in reply.text) == (400, True), number
+    assert "must be at least 1, not '-1'" in get("-1").text
+
+
 @pytest.mark.parametrize("address", ["/methods/linear/frequencies?factor=4&factor=8", "/jobs?limit=1&limit=2"])
 def test_a_parameter_that_is_given_twice_is_refused(client: httpx.Client, address: str) -> None:
     answer, name = client.get(address), address.split("&")[1].split("=")[0]

@@ -168,6 +168,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "the role user has blocks of text and tool_result",
     ),
     ({"messages": [{"role": "user", "content": ["x"]}]}, "messages.0.content.0", "a block with its type"),
+    ({"messages": [{"role": "user", "content": 4}]}, "messages.0.content", "must be a text or a list of blocks, not 4"),
+    ({"system": 4}, "system", "must be a text or a list of blocks, not 4"),
     ({"system": [{"type": "image"}]}, "system.0.type", "no images"),
     ({"context_management": {"edits": [{"type": "x"}]}}, "context_management", "leave it out (or send {})"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type", "'custom'"),

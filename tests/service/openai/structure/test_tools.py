@@ -187,8 +187,19 @@ class TestTheTemplate:
         assert "hermes, qwen3_coder, llama3_json" in error["message"]
 
 
+LONG_NUMBER = f'{{"a": 1{"0" * 4300}}}'
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "pattern"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+        "tools.0.function.name",
+        "must have 1 to 128 char",
+    ),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a\n"}}]},
+        "tools.0.function.name",
+        "name: must have 1 to 128 characters: English letters, digits, '_', '.' and '-', not 'a\\n'",
+    ),
     ({"tools": [{"type": "code_interpreter"}]}, "tools.0.type", "'function'"),
     ({"tools": [KNOT, KNOT]}, "tools", "two functions have one name"),
     ({"tool_choice": "maybe"}, "tool_choice", "'auto'"),
@@ -207,11 +218,25 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tools",
         "tools: the parameters of 'b': properties.y.uniqueItems cannot be enforced; leave it out",
     ),
+    (
+        {"tools": [tool("a", x={"enum": [1, 1234567890123456789]})], "tool_choice": "required"},
+        "tools",
+        "tools: the parameters of 'a': properties.x.enum.1 would be rounded: have integers within ±9007199254740991",
+    ),
     ({"messages": [{"role": "user", "content": "a", "tool_call_id": "x"}]}, "messages.0.tool_call_id", "role tool"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]}]},
         "messages.0.tool_calls.0.function.arguments",
         "is no JSON",
+    ),
+    (
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": LONG_NUMBER}}]}
+            ]
+        },
+        "messages.0.tool_calls.0.function.arguments",
+        "is no JSON: a number has more than 4300 digits",
     ),
 ]
 
