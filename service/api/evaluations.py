@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from service import context
 from service.api.encodings.auto import with_methods
-from service.api.files import Standalone, result_file, unpacked_response
+from service.api.files import PictureName, Standalone, result_file, unpacked_response
 from service.api.http.routing import DocumentsRoute
 from service.api.http.streaming import Emit, event_stream
 from service.api.jobs.submission import IdempotencyKey, submit
@@ -117,7 +117,7 @@ async def _kept(result: EvaluationResult, request: Request) -> tuple[str, Packed
     result.id = context.new_id()
     result.links = {
         name: f"/{result.evaluation}/{result.id}/{file}"
-        for name, file in (("csv", "table.csv"), ("png", "plot.png"), ("html", "plot.html"))
+        for name, file in (("csv", "table.csv"), ("png", "plot.png"), ("svg", "plot.svg"), ("html", "plot.html"))
     }
     written, packed = await state.workers.run(written_and_packed, result)
     limits = {"most": settings.recent_results, "most_bytes": settings.recent_results_bytes}
@@ -273,14 +273,21 @@ def _routes_of(evaluation: Evaluation) -> APIRouter:
         return await file("csv", request, result_id)
 
     @router.get("/{result_id}/plot.png", response_class=Response, responses=_only("image/png"))
-    async def plot_png(result_id: str, request: Request) -> Response:
+    async def plot_png(result_id: str, request: Request, picture: PictureName = None) -> Response:
         """The result as a picture."""
-        return await file("png", request, result_id)
+        return await file("png", request, result_id, PageOptions(picture=picture))
+
+    @router.get("/{result_id}/plot.svg", response_class=Response, responses=_only("image/svg+xml"))
+    async def plot_svg(result_id: str, request: Request, picture: PictureName = None) -> Response:
+        """The same as vectors, for papers."""
+        return await file("svg", request, result_id, PageOptions(picture=picture))
 
     @router.get("/{result_id}/plot.html", response_class=Response, responses=_only("text/html"))
-    async def plot_html(result_id: str, request: Request, standalone: Standalone = False) -> Response:
+    async def plot_html(
+        result_id: str, request: Request, standalone: Standalone = False, picture: PictureName = None
+    ) -> Response:
         """The result as an interactive page; it loads Plotly's script from this server unless it is standalone."""
-        return await file("html", request, result_id, PageOptions(standalone))
+        return await file("html", request, result_id, PageOptions(standalone, picture=picture))
 
     return router
 

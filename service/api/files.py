@@ -12,7 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 
 from service import context
-from service.errors import ApiError
+from service.errors import ApiError, bad_request
 from service.jobs.records import JobInfo
 from service.jobs.storage.results import Packed, unpacked
 from service.reports.render import file_of
@@ -68,6 +68,12 @@ Standalone = Annotated[
 ]
 
 
+PictureName = Annotated[
+    str | None,
+    Query(max_length=100, description="Another picture than the main one; figures.json of a job has their names."),
+]
+
+
 async def result_file(
     form: str,
     result_id: str,
@@ -79,7 +85,7 @@ async def result_file(
     """The current tenant's result as one of the forms of ``service.reports.forms``.
 
     Raises:
-        ApiError: 400 when the file is larger than an answer may be; QueueFull from the workers.
+        ApiError: 400 for a picture that it has not, or a file larger than an answer may be; QueueFull from the workers.
     """
     files: RenderedFiles = request.app.state.files
     workers: Workers = request.app.state.workers
@@ -98,8 +104,10 @@ async def result_file(
 
 def file_response(rendered: Rendered, request: Request) -> Response:
     """Raises:
-    ApiError: 400 when the file is larger than an answer may be.
+    ApiError: 400 for a picture that is not there, or a file larger than an answer may be.
     """
+    if rendered.refusal is not None:
+        raise bad_request(f"picture: {rendered.refusal}", "picture")
     settings: Settings = request.app.state.settings
     if len(rendered.data) > settings.max_answer_bytes:
         message = f"this file has {len(rendered.data)} bytes and an answer at most {settings.max_answer_bytes}"

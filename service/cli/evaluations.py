@@ -17,7 +17,7 @@ from rich.text import Text
 from service.cli.shared.budget import MINUTES, minutes_of, submitted
 from service.cli.shared.client import connected
 from service.cli.shared.commands import twice
-from service.cli.shared.files import check_outputs, save
+from service.cli.shared.files import check_outputs, picture, save
 from service.cli.shared.following import finding_again, finish
 from service.cli.shared.measuring import (
     AsCsv,
@@ -25,10 +25,11 @@ from service.cli.shared.measuring import (
     Files,
     LengthList,
     MaxTokens,
+    PictureName,
     Plots,
     body_of,
-    deliver,
     refuse_without_effect,
+    show,
 )
 from service.cli.shared.options import Encodings, ModelName, Server, encodings_option
 from service.cli.shared.terminal import new_table, print_table, stdout
@@ -38,7 +39,10 @@ if TYPE_CHECKING:
     pass
 
 IncludeText = Annotated[
-    bool, typer.Option("--include-text", help="The report has the texts themselves, not only their lengths and hashes.")
+    bool,
+    typer.Option(
+        "--include-text", help="A report has the texts, not only lengths and hashes; it and --json have the prompts."
+    ),
 ]
 
 SHARED = {
@@ -111,6 +115,18 @@ def _is_list(schema: Mapping[str, Any]) -> bool:
     return "array" in kinds and set(kinds) <= {"array", "null"}
 
 
+def check_include_text(evaluation: str, *, as_json: bool) -> None:
+    """Refuse --include-text without a report where it has no effect.
+
+    Raises:
+        typer.BadParameter: naming what it needs.
+    """
+    if not EVALUATIONS[evaluation].request.writes_prompts:
+        raise typer.BadParameter(f"--include-text needs a report: {evaluation} writes no prompts that JSON could have")
+    if not as_json:
+        raise typer.BadParameter("--include-text needs a report or JSON: add --report or --json")
+
+
 def own_fields(name: str) -> dict[str, Any]:
     """JSON schemas of the fields of an evaluation's body that no shared option sets, by name; ``minutes`` for a
     ``budget``, and for a sweep how its parts read documents."""
@@ -132,7 +148,12 @@ def print_fields(name: str) -> None:
     table = new_table("option", "value", "default", "meaning")
     definitions = _schema(name).get("$defs", {})
     for field, schema in own_fields(name).items():
-        for row in field_rows(f"--{schema.get(OPTION, _option(field))}", schema, definitions):
+        option = schema.get(OPTION, _option(field))
+        rows = field_rows(f"--{option}", schema, definitions)
+        if schema.get("type") == "boolean":
+            default = f"--{option}" if schema["default"] else f"--no-{option}"
+            rows = [(f"--{option} / --no-{option}", "", default, schema["description"])]
+        for row in rows:
             table.add_row(*map(Text, row))
     table.caption = "An object is one argument of JSON, with the fields that are indented below it."
     print_table(table)
@@ -159,6 +180,7 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
         max_tokens: MaxTokens = None,
         model: ModelName = None,
         plots: Plots = None,
+        picture_name: PictureName = None,
         report: Annotated[Path | None, typer.Option(metavar="FILE", help="Save a report as one HTML file.")] = None,
         include_text: IncludeText = False,
         policy: Annotated[
@@ -180,8 +202,10 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
         check_outputs(plots, report, policy, as_json=as_json, as_csv=as_csv)
         outputs = {"json": as_json, "csv": as_csv, "plot": plots, "report": report, "policy": policy}
         refuse_without_effect(server, background=background, cancel=cancel, **outputs)
+        if picture_name is not None and not plots:
+            raise typer.BadParameter("--picture needs --plot: it names the picture that --plot saves")
         if include_text and report is None:
-            raise typer.BadParameter("--include-text needs a report: add --report")
+            check_include_text(name, as_json=as_json)
         names = [option for parameter in context.command.params for option in parameter.opts]
         shared = [option.removeprefix("--") for option in names if option.startswith("--")]
         paths, own = separated(files or [], own_fields(name), shared)
@@ -194,13 +218,17 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
                 return
             finish(client, job, server, cancel=cancel, as_json=as_json, as_csv=as_csv)
             with finding_again(job, server):
-                result = client.result(job.id)
+                with_prompts = include_text and as_json and evaluation.request.writes_prompts
+                result = client.result(job.id, include_text=with_prompts)
                 # Before the server stops: Ctrl-C may come while it does.
-                deliver(result, plots, as_json=as_json, as_csv=as_csv)
+                show(result, as_json=as_json, as_csv=as_csv)
                 if report is not None:
                     save(report, client.download(job.id, "report.html", include_text=include_text))
                 if policy is not None and (made := result.policy(datetime.now(UTC))) is not None:
                     save(policy, made.model_dump_json(indent=2).encode())
+                # Last: only the result shows which names there are.
+                for path in plots or []:
+                    save(path, picture(result, path, picture_name))
 
     _fit_options(run, evaluation)
     options: dict[str, Any] = {"help": help_text, "context_settings": {"ignore_unknown_options": True}}

@@ -185,17 +185,22 @@ def results(
     as_json: AsJson = False,
     as_csv: AsCsv = False,
     parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Save every number as Parquet.")] = None,
+    include_text: Annotated[
+        bool, typer.Option("--include-text", help="The JSON has the prompts that the evaluation wrote.")
+    ] = False,
     server: Server = None,
 ) -> None:
     """The result of a job. After a cancel or a failure: that of its complete methods, or its finished units."""
     refuse_several({"--parquet": parquet, "--json": as_json, "--csv": as_csv})
+    if include_text and not as_json:
+        raise typer.BadParameter("--include-text needs --json")
     check_files(("--parquet", parquet))
     with _connected(server) as client:
         whole = _whole(client, job_id)
         if parquet is not None:
             save(parquet, client.download(whole, "results.parquet"))
             return
-        show_early(client, whole, as_json=as_json, as_csv=as_csv)
+        show_early(client, whole, as_json=as_json, as_csv=as_csv, include_text=include_text)
 
 
 def report(

@@ -85,8 +85,9 @@ def given(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def file_path(job_id: str, file: str, include_text: bool) -> str:
+def file_path(job_id: str, file: str, include_text: bool = False, picture: str | None = None) -> str:
     """The path of a job's file; a report is the standalone one."""
-    if not file.endswith(".html"):
-        return f"/jobs/{job_id}/{file}"
-    return f"/jobs/{job_id}/{file}?standalone=true&include_text={str(include_text).lower()}"
+    asked = {"standalone": file.endswith(".html"), "include_text": include_text}
+    wanted = {name: "true" for name, value in asked.items() if value}
+    query = httpx.QueryParams(wanted | given({"picture": picture}))
+    return f"/jobs/{job_id}/{file}" + (f"?{query}" if query else "")

@@ -162,25 +162,34 @@ class Ropeway:
         """Queue a cancelled or failed job again; its finished units are not repeated."""
         return self._ask(JobInfo, "POST", f"/jobs/{job_id}/resume")
 
-    def units(self, job_id: str) -> list[UnitDone]:
-        """The finished units of a job in any state, in the order of finishing."""
-        listed = self._ask(UnitList, "GET", f"/jobs/{job_id}/units.json")
+    def units(self, job_id: str, *, include_text: bool = False) -> list[UnitDone]:
+        """The finished units of a job in any state, in the order of finishing. ``include_text`` gives each the prompt
+        that its evaluation wrote."""
+        listed = self._ask(UnitList, "GET", file_path(job_id, "units.json", include_text))
         return listed.units
 
     def forget(self, job_id: str) -> None:
         """Remove a job that has ended, and its result."""
         self._answer("DELETE", f"/jobs/{job_id}?forget=true")
 
-    def result(self, job_id: str) -> EvaluationResult:
+    def result(self, job_id: str, *, include_text: bool = False) -> EvaluationResult:
         """The result of a finished job. A job that ended early has a result over its complete methods, and
-        ``partial`` names the missing ones."""
-        response = self._answer("GET", f"/jobs/{job_id}/results.json")
+        ``partial`` names the missing ones. ``include_text`` gives each output the prompt that its evaluation wrote."""
+        response = self._answer("GET", file_path(job_id, "results.json", include_text))
         return typed_result(json_of(response), response)
 
-    def download(self, job_id: str, file: str, *, include_text: bool = False) -> bytes:
-        """``results.csv``, ``results.parquet``, ``report.html`` or ``plot.png`` of a job that has a result, or
-        ``units.csv`` of any job. A report opens without server or network; ``include_text`` puts the sent texts in."""
-        response = self._answer("GET", file_path(job_id, file, include_text))
+    def download(
+        self,
+        job_id: str,
+        file: str,
+        *,
+        include_text: bool = False,
+        picture: str | None = None,
+    ) -> bytes:
+        """``results.csv``, ``results.parquet``, ``report.html``, ``plot.png`` or ``plot.svg`` of a job that has a
+        result, or ``units.csv`` of any job. A report opens without server or network; ``include_text`` puts the texts
+        in. ``picture`` names another picture than the first."""
+        response = self._answer("GET", file_path(job_id, file, include_text, picture))
         return response.content
 
     def method(self, name: str) -> MethodInfo:

@@ -28,6 +28,7 @@ from service.models.policies import check_ranges
 from service.models.registry import ModelRegistry, ServedModel
 from service.policy.auto import Auto
 from service.settings import Settings
+from service.sharing.admission import largest
 
 DEFAULT_REACH = 32
 """Default lengths stop at this many times the trained length."""
@@ -201,15 +202,26 @@ def lengths_of(
     return lengths
 
 
-def server_takes(length: int, served: ServedModel) -> None:
+def server_takes(length: int, served: ServedModel, settings: Settings) -> None:
     """For prompts that are still to be written: ``affordable`` knows what passes need.
 
     Raises:
         InvalidEvaluation: when no pass that keeps all of ``length`` tokens ever fits.
     """
-    most = max(served.engine.scores.most, MOST_TOKENS)
+    bound = served.engine.scores.most
+    most = max(bound, MOST_TOKENS)
     if length > most:
-        raise InvalidEvaluation("lengths", f"{length} is beyond what this server scores: at most {most}")
+        by = bounded_by(bound, settings)
+        raise InvalidEvaluation("lengths", f"{length} is beyond what this server scores: at most {most} tokens{by}")
+
+
+def bounded_by(most: int, settings: Settings) -> str:
+    """The cause of the bound of ``most`` tokens on a pass, in words."""
+    if most < largest(settings.score_tokens or MOST_TOKENS, shared=settings.has_keys):
+        cause = "the memory that weights and caches leave"
+    else:
+        cause = "the setting ROPEWAY_SCORE_TOKENS" + ("" if settings.score_tokens else " (unset)")
+    return f" by {cause}" + (", of which one key gets three quarters" if settings.has_keys else "")
 
 
 def at_most(param: str, count: int, most: int) -> None:
@@ -255,7 +267,7 @@ def _fits_memory(plan: Plan, settings: Settings, param: str) -> None:
         needed = pass_memory.pass_bytes(subject.patch, tokens, settings.score_chunk, unit.resolved)
         about = f"this pass needs about {needed >> 20} MB beyond the weights"
         if subject.most is not None and pass_memory.held_tokens(unit, settings.score_chunk) > subject.most:
-            fits = f"at most {subject.most} tokens, and {about}"
+            fits = f"at most {subject.most} tokens{bounded_by(subject.most, settings)}, and {about}"
             raise InvalidEvaluation(param, f"{tokens} is beyond what this server scores: {fits}")
         if subject.room is not None and needed > subject.room:
             room = f"weights and caches leave {subject.room >> 20} MB"

@@ -25,6 +25,11 @@ def short_number(value: float) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 10 else f"{value:.3f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """ "1 prompt", "3 prompts"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def listed(names: Sequence[str], most: int = 6) -> str:
     """ "a, b and c"; of many names, the first few and the number of others."""
     shown = list(names) if len(names) <= most else [*names[: most - 1], f"{len(names) - most + 1} more"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, PrivateAttr, Tag, model_validator
 
@@ -80,6 +80,9 @@ class EvaluationRequest(KnownFields, ABC):
     """The measurement, and the form of its answer. The ``Evaluation`` in the catalogue turns it into a plan."""
 
     model_config = ConfigDict(allow_inf_nan=False)
+
+    writes_prompts: ClassVar[bool] = False
+    """True if it may write prompts, which its plan can write again."""
 
     evaluation: str
     model: str | None = Field(None, description="A served model; the first one when absent.")

@@ -116,6 +116,25 @@ class DocumentInfo(BaseModel):
     overlap: Overlap | None = Field(None, description="With the earlier document that shares most, from a tenth on.")
 
 
+Prompt = Annotated[
+    str | None,
+    Field(
+        exclude_if=lambda prompt: prompt is None,
+        description="The prompt without its BOS, where `include_text` asks for it: neither jobs nor results keep it.",
+    ),
+]
+
+
+class Output(BaseModel, ABC):
+    """A model's answer to a prompt that the evaluation wrote."""
+
+    prompt: Prompt = None
+
+    @abstractmethod
+    def heading(self) -> str:
+        """The prompt in a few words."""
+
+
 class MethodInResult(BaseModel):
     """A method as it took effect. Each evaluation adds its numbers."""
 
@@ -227,6 +246,10 @@ class EvaluationResult(BaseModel, ABC):
         """The results that have scores: this one, or those of a sweep."""
         return [self]
 
+    def outputs(self) -> Sequence[Output]:
+        """Answers to prompts that the evaluation wrote, in the order of the plan's units."""
+        return []
+
     def title(self) -> str:
         """The subject of the result in one line."""
         scores = self.scores()
@@ -286,12 +309,14 @@ def name_of(method: MethodInResult, result: EvaluationResult) -> str:
 
 
 def documents_text(documents: Sequence[DocumentInfo], most: int = 3) -> str:
-    """The names of the documents, at most ``most`` of them, and their tokens."""
+    """The tokens of the documents and the names of at most ``most``; of several, the names are last. They may be long,
+    and pictures cut a line at its end."""
     names = [document.name for document in documents]
     shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
     cut = [document for document in documents if document.cut_from is not None]
     more = f", {len(cut)} cut to {cut[0].tokens:,}" if cut else ""
-    return f"{shown} ({sum(document.tokens for document in documents):,} tokens{more})"
+    tokens = f"{sum(document.tokens for document in documents):,} tokens{more}"
+    return f"{shown} ({tokens})" if len(names) == 1 else f"{len(names)} documents, {tokens}: {shown}"
 
 
 def overlaps_text(documents: Sequence[DocumentInfo], most: int = 3) -> list[str]:

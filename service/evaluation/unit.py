@@ -80,6 +80,11 @@ class Unit(ABC):
         """The outcome in a number or two, for progress events."""
 
     @property
+    def prompt(self) -> str | None:
+        """The text that the model is asked, where the evaluation writes it; without its BOS."""
+        return None
+
+    @property
     def method(self) -> Method:
         """The method in effect at this length."""
         return self.subject.method.at(self.length)

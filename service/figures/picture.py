@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from service.evaluation.results import Row
 from service.evaluation.tables import csv_text
-from service.figures.drawing.raster import png
+from service.figures.drawing.raster import pdf, png, svg
 
 CONFIG = {"responsive": True, "displaylogo": False, "showSendToCloud": False}
 """Plotly's own bar would offer to upload the figure to its maker."""
@@ -18,7 +18,7 @@ CONFIG = {"responsive": True, "displaylogo": False, "showSendToCloud": False}
 
 @dataclass(frozen=True)
 class Picture:
-    """One figure as a page, as PNG and as the table behind it; notebooks display it.
+    """One figure as a page, as PNG, SVG and PDF, and as the table behind it; notebooks display it.
 
     ``name`` is a word for files and addresses, ``caption`` a sentence on how to read the figure.
     """
@@ -32,6 +32,14 @@ class Picture:
     def png(self) -> bytes:
         """The picture as PNG, without a browser."""
         return png(self.figure)
+
+    def svg(self) -> str:
+        """The picture as SVG; not thread-safe."""
+        return svg(self.figure)
+
+    def pdf(self) -> bytes:
+        """The picture as PDF; not thread-safe."""
+        return pdf(self.figure)
 
     @property
     def subtitle(self) -> str:

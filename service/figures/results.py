@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.results import EvaluationResult
@@ -16,22 +16,42 @@ def pictures_of(result: EvaluationResult) -> list[Picture]:
     return list(_drawn(result))
 
 
+class NoSuchPicture(LookupError):
+    """A result has no picture of a name. ``names`` are those that it has."""
+
+    def __init__(self, name: str, names: Sequence[str]) -> None:
+        super().__init__(f"there is no picture {name!r}: the result has {', '.join(names)}")
+        self.names = names
+
+
+def picture_of(result: EvaluationResult, name: str | None = None) -> Picture:
+    """The picture called ``name``, or the main one, drawn without waiting for those behind it.
+
+    Raises:
+        NoSuchPicture: naming those that there are.
+    """
+    names = []
+    for picture in _drawn(result):
+        if name is None or picture.name == name:
+            return picture
+        names.append(picture.name)
+    raise NoSuchPicture(name or "", names)
+
+
 def png_of(result: EvaluationResult) -> bytes:
     """The result's main picture as PNG."""
-    return _main_picture(result).png()
+    return picture_of(result).png()
 
 
-def html_of(result: EvaluationResult, plotly: str | None = None) -> str:
-    """The result's main picture as an interactive page.
+def html_of(result: EvaluationResult, plotly: str | None = None, name: str | None = None) -> str:
+    """A picture of the result as an interactive page.
 
     It loads nothing but Plotly's script from the address ``plotly`` where there is one.
+
+    Raises:
+        NoSuchPicture: as ``picture_of``.
     """
-    return plot_page(_main_picture(result), plotly)
-
-
-def _main_picture(result: EvaluationResult) -> Picture:
-    """Drawn without waiting for the others, which are generated one by one."""
-    return next(_drawn(result))
+    return plot_page(picture_of(result, name), plotly)
 
 
 def _drawn(result: EvaluationResult) -> Iterator[Picture]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.evaluation.results import Row
+from service.evaluation.results import Prompt, Row
 from service.evaluation.tables import csv_text
 
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
@@ -104,3 +104,5 @@ class UnitDone(BaseModel):
     reused: bool
     seconds: float
     summary: dict[str, float]
+    prompt: Prompt = None
+    position: int = Field(0, exclude=True, description="Its place in the plan.")

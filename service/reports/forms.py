@@ -11,7 +11,7 @@ from service.evaluation.results import EvaluationResult
 from service.evaluation.tables import parquet_of
 from service.figures.drawing import raster  # noqa: F401 - the fork server imports what draws
 from service.figures.encodings import overview  # noqa: F401
-from service.figures.results import html_of, pictures_of, png_of
+from service.figures.results import NoSuchPicture, html_of, picture_of, pictures_of
 from service.figures.web.page import PLOTLY_FROM_A_PAGE, as_json, scripts
 from service.jobs.records import JobInfo
 from service.reports.html import report_of
@@ -46,12 +46,17 @@ def _parquet(result: EvaluationResult, _: JobInfo | None, __: PageOptions) -> Re
     return Rendered(parquet_of(result), "application/vnd.apache.parquet", False)
 
 
-def _png(result: EvaluationResult, _: JobInfo | None, __: PageOptions) -> Rendered:
-    return Rendered(png_of(result), "image/png", False)
+def _png(result: EvaluationResult, _: JobInfo | None, options: PageOptions) -> Rendered:
+    return Rendered(picture_of(result, options.picture).png(), "image/png", False)
+
+
+def _svg(result: EvaluationResult, _: JobInfo | None, options: PageOptions) -> Rendered:
+    drawn = picture_of(result, options.picture).svg().encode()
+    return Rendered(drawn, "image/svg+xml", False, policy(()))
 
 
 def _html(result: EvaluationResult, _: JobInfo | None, options: PageOptions) -> Rendered:
-    return _page(html_of(result, _script(options)), options)
+    return _page(html_of(result, _script(options), options.picture), options)
 
 
 def _report(result: EvaluationResult, job: JobInfo | None, options: PageOptions) -> Rendered:
@@ -68,10 +73,20 @@ FORMS: dict[str, Callable[[EvaluationResult, JobInfo | None, PageOptions], Rende
     "csv": _table,
     "parquet": _parquet,
     "png": _png,
+    "svg": _svg,
     "html": _html,
     "report": _report,
     "figures": _figures,
 }
+
+
+def form_of(form: str, result: EvaluationResult, job: JobInfo | None, options: PageOptions) -> Rendered:
+    """``result`` in a form of ``FORMS``."""
+    try:
+        return FORMS[form](result, job, options)
+    except NoSuchPicture as error:
+        return Rendered(b"", "", False, refusal=str(error))
+
 
 for _evaluation in EVALUATIONS.values():  # the fork server imports these once, for all its processes
     _evaluation.result, _evaluation.pictures  # noqa: B018

@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from service.evaluation.formatting import counted
 from service.evaluation.results import DocumentInfo, EvaluationResult
 from service.evaluation.setup import Setup
-from service.figures.drawing.charts import counted
 from service.figures.picture import Picture
 from service.figures.results import pictures_of
 from service.figures.web.page import css, drawing, embedded, plotly_script, template
@@ -86,6 +86,8 @@ def report_of(
         path=result.evaluation,
         request=_json(shown) if shown else None,
         texts_left_out=shown != asked,
+        prompts=_prompts(result),
+        prompts_left_out=job is not None and any(output.prompt is None for output in result.outputs()),
         plotly=plotly_script(plotly),
         drawing=drawing(),
     )
@@ -153,6 +155,12 @@ def _fact(value: object) -> str:
     if isinstance(value, int | float):
         return f"{value:,.10g}"
     return "" if value is None else str(value)
+
+
+def _prompts(result: EvaluationResult) -> dict[str, str]:
+    """Headings by prompt: methods share them."""
+    asked = [(output.prompt, output.heading()) for output in result.outputs()]
+    return {prompt: heading for prompt, heading in asked if prompt is not None}
 
 
 def _shown(picture: Picture, index: int) -> Shown:

@@ -18,10 +18,10 @@ from service.reports.rendered import PAGE, PageOptions, Rendered
 def file_of(form: str, evaluation: str, packed: bytes, job: str | None = None, options: PageOptions = PAGE) -> Rendered:
     """The result in ``packed``, JSON under gzip, in one of the forms of ``service.reports.forms``;
     ``job`` is its job's description as JSON."""
-    from service.reports.forms import FORMS
+    from service.reports.forms import form_of
 
     result = EVALUATIONS[evaluation].result.model_validate_json(gzip.decompress(packed))
-    return FORMS[form](result, None if job is None else JobInfo.model_validate_json(job), options)
+    return form_of(form, result, None if job is None else JobInfo.model_validate_json(job), options)
 
 
 def frequencies_of(

@@ -6,19 +6,23 @@ from typing import NamedTuple
 
 
 class Rendered(NamedTuple):
-    """A file: ``data`` is packed with gzip where that makes it smaller, ``policy`` is a page's."""
+    """A file: ``data`` is packed with gzip where that makes it smaller, ``policy`` is a page's. ``refusal``: there is
+    no such file, and why."""
 
     data: bytes
     media_type: str
     packed: bool
     policy: str | None = None
+    refusal: str | None = None
 
 
 class PageOptions(NamedTuple):
-    """``standalone`` pages contain Plotly's script; reports contain the sent texts with ``include_text``."""
+    """``standalone`` pages contain Plotly's script; reports contain the sent texts with ``include_text``. ``picture``
+    names another picture than the main one."""
 
     standalone: bool = False
     include_text: bool = False
+    picture: str | None = None
 
 
 PAGE = PageOptions()

@@ -74,6 +74,11 @@ class Ticket:
         self.leave()
 
 
+def largest(capacity: int, unit: int = 1, *, shared: bool) -> int:
+    """The largest size of one request to a budget of ``capacity``."""
+    return max(capacity * ALPHA // (1 + ALPHA) // unit * unit, min(unit, capacity)) if shared else capacity
+
+
 class Admission:
     """A budget of ``capacity`` in units of ``unit``, first come first served, or shared between tenants.
 
@@ -109,9 +114,7 @@ class Admission:
     @property
     def most(self) -> int:
         """The largest size that one request can have; a shared budget always leaves room for another tenant."""
-        if not self.shared:
-            return self.capacity
-        return max(self.capacity * ALPHA // (1 + ALPHA) // self.unit * self.unit, min(self.unit, self.capacity))
+        return largest(self.capacity, self.unit, shared=self.shared)
 
     @property
     def waiting(self) -> int:

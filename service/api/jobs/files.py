@@ -9,10 +9,11 @@ from fastapi.responses import Response
 
 from service import context
 from service.api.encodings.figures import ResultFigures
-from service.api.files import Standalone, json_response, result_file, unpacked_response
+from service.api.files import PictureName, Standalone, json_response, result_file, unpacked_response
 from service.api.http.routing import Route
-from service.api.jobs import partial
+from service.api.jobs import partial, prompts
 from service.api.jobs.lookup import job_info, stored_job
+from service.api.jobs.prompts import WithPrompts
 from service.api.responses.jobs import UnitList
 from service.api.store import store_of, stored
 from service.errors import ApiError
@@ -25,10 +26,11 @@ router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=Route)
 
 
 @router.get("/{job_id}/units.json", response_model=UnitList)
-async def units_json(job_id: str, request: Request) -> Response:
+async def units_json(job_id: str, request: Request, include_text: WithPrompts = False) -> Response:
     """The finished units of a job in any state."""
-    units = UnitList(units=await _units(job_id, request))
-    return await json_response(units, len(units.units), request)
+    units = UnitList(units=await _units(job_id, request, include_text))
+    size = len(units.units) + sum(len(unit.prompt or "") for unit in units.units)
+    return await json_response(units, size, request)
 
 
 @router.get("/{job_id}/units.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
@@ -38,16 +40,23 @@ async def units_csv(job_id: str, request: Request) -> Response:
     return Response(table, media_type="text/csv")
 
 
-async def _units(job_id: str, request: Request) -> list[UnitDone]:
-    await stored_job(job_id, request)
-    return await stored(request, store_of(request).done_units, job_id)
+async def _units(job_id: str, request: Request, include_text: bool = False) -> list[UnitDone]:
+    job = await stored_job(job_id, request)
+    if include_text:
+        prompts.check(job.evaluation)
+    units = await stored(request, store_of(request).done_units, job_id)
+    return await prompts.in_units(units, job_id, request) if include_text else units
 
 
 @router.get("/{job_id}/results.json", response_model=any_result())
-async def results_json(job_id: str, request: Request) -> Response:
+async def results_json(job_id: str, request: Request, include_text: WithPrompts = False) -> Response:
     """The result, which depends on its inputs alone: times are with the job. A cancelled or failed job has the result
     of its complete methods; ``partial`` lists the missing units."""
-    return unpacked_response((await _result(job_id, request)).data, "application/json", request, {})
+    packed = await _result(job_id, request)
+    if include_text:
+        prompts.check(packed.evaluation)
+        packed = await prompts.in_result(packed, job_id, request)
+    return unpacked_response(packed.data, "application/json", request, {})
 
 
 @router.get("/{job_id}/results.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
@@ -66,9 +75,15 @@ async def results_parquet(job_id: str, request: Request) -> Response:
 
 
 @router.get("/{job_id}/plot.png", response_class=Response, responses={200: {"content": {"image/png": {}}}})
-async def plot_png(job_id: str, request: Request) -> Response:
-    """The result's first picture."""
-    return await _file("png", job_id, request)
+async def plot_png(job_id: str, request: Request, picture: PictureName = None) -> Response:
+    """The result's first picture, or the one that is named."""
+    return await _file("png", job_id, request, options=PageOptions(picture=picture))
+
+
+@router.get("/{job_id}/plot.svg", response_class=Response, responses={200: {"content": {"image/svg+xml": {}}}})
+async def plot_svg(job_id: str, request: Request, picture: PictureName = None) -> Response:
+    """The same as vectors, for papers."""
+    return await _file("svg", job_id, request, options=PageOptions(picture=picture))
 
 
 @router.get("/{job_id}/figures.json", response_model=ResultFigures)
@@ -82,11 +97,16 @@ async def report_html(
     job_id: str,
     request: Request,
     standalone: Standalone = False,
-    include_text: Annotated[bool, Query(description="With the texts that were sent, not only their hashes.")] = False,
+    include_text: Annotated[
+        bool, Query(description="With the texts that were sent, not only their hashes, and the prompts that were made.")
+    ] = False,
 ) -> Response:
     """The request, the result, every picture and the numbers on one page."""
     info = await job_info(job_id, request)
-    return await _file("report", job_id, request, info, PageOptions(standalone, include_text))
+    packed = await _result(job_id, request)
+    if include_text and prompts.writes_prompts(packed.evaluation):
+        packed = await prompts.in_result(packed, job_id, request)
+    return await _file("report", job_id, request, info, PageOptions(standalone, include_text), packed)
 
 
 async def _file(

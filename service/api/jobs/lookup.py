@@ -10,7 +10,7 @@ from service.api.store import store_of, stored
 from service.jobs.records import UNFINISHED, JobInfo
 from service.jobs.runner import JobRunner
 
-FILES = ("results.json", "results.csv", "results.parquet", "report.html", "plot.png", "figures.json")
+FILES = ("results.json", "results.csv", "results.parquet", "report.html", "plot.png", "plot.svg", "figures.json")
 UNITS = ("units.json", "units.csv")
 STALLED = "the database of jobs does not answer or takes no writes: jobs wait, and go on when it does"
 

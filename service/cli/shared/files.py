@@ -26,6 +26,9 @@ TABLES = (".csv", ".tsv")
 PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
 """First bytes of packed files."""
 
+PICTURES = (".png", ".svg", ".pdf", ".html")
+"""Ends of names of pictures."""
+
 IN_PLACE = (errno.EACCES, errno.EPERM, errno.EBUSY)
 """Errors where a file may be written to and not replaced: its folder is another's, or it is mounted alone."""
 
@@ -124,8 +127,8 @@ def check_outputs(
     """
     refuse_several({"--json": as_json, "--csv": as_csv})
     for path in plots or []:
-        if path.suffix.lower() not in (".png", ".html"):
-            raise typer.BadParameter(f"{str(path)!r} must end in .png or .html", param_hint="--plot")
+        if path.suffix.lower() not in PICTURES:
+            raise typer.BadParameter(f"{str(path)!r} must end in {', '.join(PICTURES)}", param_hint="--plot")
     check_files(*(("--plot", path) for path in plots or []), ("--report", report), ("--policy", policy))
     check_page("--report", report)
 
@@ -235,8 +238,19 @@ def _is_open(path: Path) -> bool:
         path = path.parent / path.readlink()
 
 
-def picture(result: EvaluationResult, path: Path) -> bytes:
-    """The first picture as PNG or HTML, by the suffix of ``path``."""
-    from service.figures.results import html_of, png_of
+def picture(result: EvaluationResult, path: Path, name: str | None = None) -> bytes:
+    """The picture called ``name``, or the first, as a file of the kind that ends like ``path``."""
+    from service.figures.results import NoSuchPicture, html_of, picture_of
 
-    return png_of(result) if path.suffix.lower() == ".png" else html_of(result).encode()
+    try:
+        match path.suffix.lower():
+            case ".png":
+                return picture_of(result, name).png()
+            case ".svg":
+                return picture_of(result, name).svg().encode()
+            case ".pdf":
+                return picture_of(result, name).pdf()
+            case _:
+                return html_of(result, name=name).encode()
+    except NoSuchPicture as error:
+        fail(f"--picture: {error}")

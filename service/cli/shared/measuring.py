@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from service.cli.shared.files import documents, picture, save
+from service.cli.shared.files import documents
 from service.cli.shared.options import check_body, different, encodings, lengths
 from service.cli.shared.terminal import new_table, print_table, printable, stderr, stdout
 
@@ -45,7 +45,11 @@ MaxTokens = Annotated[
 ]
 Plots = Annotated[
     list[Path] | None,
-    typer.Option("--plot", metavar="FILE", help="Save the main picture as .png or .html; repeatable."),
+    typer.Option("--plot", metavar="FILE", help="Save a picture as .png, .svg, .pdf or .html; repeatable."),
+]
+PictureName = Annotated[
+    str | None,
+    typer.Option("--picture", metavar="NAME", help="The picture of --plot.", show_default="the main one"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print every number as CSV.")]
@@ -113,13 +117,6 @@ def body_of(  # noqa: PLR0913 - one argument per option
     return body
 
 
-def deliver(result: EvaluationResult, plots: Sequence[Path] | None, *, as_json: bool, as_csv: bool) -> None:
-    """Print a result and save its pictures."""
-    show(result, as_json=as_json, as_csv=as_csv)
-    for path in plots or []:
-        save(path, picture(result, path))
-
-
 def show(result: EvaluationResult, *, as_json: bool = False, as_csv: bool = False) -> None:
     """Print a result as JSON, CSV or a table."""
     from service.evaluation.tables import csv_of
@@ -136,7 +133,9 @@ def show(result: EvaluationResult, *, as_json: bool = False, as_csv: bool = Fals
         print_table(table_of(result, stdout.width))
 
 
-def show_early(client: Ropeway, job_id: str, *, as_json: bool = False, as_csv: bool = False) -> None:
+def show_early(
+    client: Ropeway, job_id: str, *, as_json: bool = False, as_csv: bool = False, include_text: bool = False
+) -> None:
     """Print the result of a job that may have ended early: of its complete methods, else its finished units.
 
     Raises:
@@ -145,16 +144,17 @@ def show_early(client: Ropeway, job_id: str, *, as_json: bool = False, as_csv: b
     from service.client import RopewayError
 
     try:
-        show(client.result(job_id), as_json=as_json, as_csv=as_csv)
+        show(client.result(job_id, include_text=include_text), as_json=as_json, as_csv=as_csv)
     except RopewayError as error:
-        if error.status != 409 or "units.csv" not in client.job(job_id).links:
+        without_result = error.status == 409 and error.param is None
+        if not without_result or "units.csv" not in client.job(job_id).links:
             raise
-        _show_units(client, job_id, as_json=as_json, as_csv=as_csv)
+        _show_units(client, job_id, as_json=as_json, as_csv=as_csv, include_text=include_text)
 
 
-def _show_units(client: Ropeway, job_id: str, *, as_json: bool, as_csv: bool) -> None:
+def _show_units(client: Ropeway, job_id: str, *, as_json: bool, as_csv: bool, include_text: bool) -> None:
     stderr.print("the job has no result; these are its finished units", style="yellow")
-    units = client.units(job_id)
+    units = client.units(job_id, include_text=include_text)
     if as_json:
         typer.echo(json.dumps([unit.model_dump() for unit in units], indent=2))
     elif as_csv:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from service.evaluation.checks import InvalidEvaluation, affordable, documents_by_length
+from service.evaluation.checks import InvalidEvaluation, affordable, bounded_by, documents_by_length
 from service.evaluation.cost import Cost
 from service.evaluation.long_perplexity.keys import Contexts, contexts_of, is_key
 from service.evaluation.long_perplexity.request import LongPerplexityRequest
@@ -171,7 +171,8 @@ def plan_of(request: LongPerplexityRequest, models: ModelRegistry, settings: Set
     most = evaluator.engine.scores.most
     long = request.long_context or min(evaluator.trained_length, most)
     if long > most:
-        raise InvalidEvaluation("long_context", f"{long} is beyond what this server scores: at most {most}")
+        why = f"{long} is beyond what this server scores: at most {most} tokens{bounded_by(most, settings)}"
+        raise InvalidEvaluation("long_context", why)
     contexts = contexts_of(long, request.short_context, request.stride)
     try:
         method = evaluator.patch.confirmed(asked.pe, contexts.long)

@@ -117,7 +117,7 @@ def grid_lengths(wanted: Sequence[int] | None, served: ServedModel, settings: Se
         longest = min(DEFAULT_REACH * served.trained_length, served.engine.scores.most)
         return doubling_lengths(served.trained_length, longest)
     lengths = sorted(set(wanted))
-    server_takes(lengths[-1], served)
+    server_takes(lengths[-1], served, settings)
     at_most("lengths", len(lengths), settings.max_lengths)
     return lengths
 

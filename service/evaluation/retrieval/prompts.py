@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,29 @@ class Draft:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A draft of a certain length in tokens: ``prompt_ids`` int64 [n] with its BOS, ``answer_ids`` int64 [m]."""
+    """A draft with ``pieces`` of filler: ``prompt_ids`` int64 [n] with its BOS, ``answer_ids`` int64 [m]."""
 
-    name: str
+    draft: Draft = field(repr=False)
+    pieces: int
     prompt_ids: np.ndarray
     answer_ids: np.ndarray
-    expected: tuple[str, ...]
-    new_tokens: int
+
+    @property
+    def name(self) -> str:
+        return self.draft.name
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        return self.draft.expected
+
+    @property
+    def new_tokens(self) -> int:
+        return self.draft.new_tokens
+
+    @cached_property
+    def text(self) -> str:
+        """The prompt without its BOS."""
+        return self.draft.text(self.pieces)
 
     @property
     def tokens(self) -> int:
@@ -69,18 +86,12 @@ class PromptTokenizer:
         """``draft`` with as much filler as fits into ``length``, which must be at least its smallest."""
         answer_ids = self.answer_ids(draft.text(0), draft.answer)
         room = length - max(draft.new_tokens, len(answer_ids))
-        prompt_ids = _longest(lambda pieces: self.ids(draft.text(pieces)), room)
-        return Sample(
-            draft.name,
-            np.array(prompt_ids, np.int64),
-            np.array(answer_ids, np.int64),
-            draft.expected,
-            draft.new_tokens,
-        )
+        pieces, prompt_ids = _longest(lambda pieces: self.ids(draft.text(pieces)), room)
+        return Sample(draft, pieces, np.array(prompt_ids, np.int64), np.array(answer_ids, np.int64))
 
 
-def _longest(ids: Callable[[int], list[int]], room: int) -> list[int]:
-    """The longest ``ids(n)`` of at most ``room`` tokens, where a piece has at least one token.
+def _longest(ids: Callable[[int], list[int]], room: int) -> tuple[int, list[int]]:
+    """n and the longest ``ids(n)`` of at most ``room`` tokens, where a piece has at least one token.
 
     The search follows the tokens per piece so far, and bisects after eight tries.
     """
@@ -95,4 +106,4 @@ def _longest(ids: Callable[[int], list[int]], room: int) -> list[int]:
         else:
             beyond = pieces
         guess = int((room - empty) * pieces / max(len(found) - empty, 1))
-    return best
+    return fits, best

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -18,6 +18,8 @@ Sentence = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1,
 
 class DepthRequest(DocumentsRequest):
     """Fields of both evaluations: a grid of lengths and depths."""
+
+    writes_prompts: ClassVar[bool] = True
 
     depths: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1, max_length=101)] = Field(
         default=[0.0, 0.25, 0.5, 0.75, 1.0],

@@ -7,11 +7,20 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from service.evaluation.results import DocumentInfo, EvaluationResult, Interval, MethodInResult, Row, Score, Scores
+from service.evaluation.results import (
+    DocumentInfo,
+    EvaluationResult,
+    Interval,
+    MethodInResult,
+    Output,
+    Row,
+    Score,
+    Scores,
+)
 from service.evaluation.words import best_method, found_up_to
 
 
-class SampleResult(BaseModel):
+class SampleResult(Output):
     """One prompt. ``answer_*`` score the expected answer's tokens, each predicted after the right ones before it.
 
     They are the mean NLL in nats, and the share of tokens that were the most likely ones. They show retrieval by models
@@ -26,6 +35,9 @@ class SampleResult(BaseModel):
     answer_tokens: int
     expected: list[str]
     output: str = Field(description="The continuation, up to 200 characters.")
+
+    def heading(self) -> str:
+        return f"{self.name}: {self.prompt_tokens:,} tokens; expected: {', '.join(self.expected)}"
 
 
 class Averages(BaseModel):
@@ -93,6 +105,9 @@ class DepthResult(EvaluationResult):
     def scores(self) -> Scores:
         """The share found, over all depths."""
         return Scores("share found", False, [scores_by_length(method.lengths) for method in self.methods])
+
+    def outputs(self) -> list[SampleResult]:
+        return [output for method in self.methods for cell in method.cells for output in cell.outputs]
 
     def sentences(self) -> list[str]:
         """The best method, and the length up to which each finds half."""

@@ -30,6 +30,10 @@ class RetrievalUnit(Unit):
     def tokens(self) -> int:
         return self.sample.tokens
 
+    @property
+    def prompt(self) -> str:
+        return self.sample.text
+
     def inputs(self) -> dict[str, Any]:
         return {
             "prompt": token_digest(self.sample.prompt_ids),

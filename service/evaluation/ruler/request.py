@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 from typing_extensions import override
@@ -25,6 +25,8 @@ class RulerRequest(DocumentsRequest):
     A length counts the prompt, its BOS and the task's new tokens. Lengths double from the trained one up to 4 times it
     when absent. A task that exceeds the shortest length is refused with the length that it needs.
     """
+
+    writes_prompts: ClassVar[bool] = True
 
     evaluation: Literal["ruler"] = "ruler"
     tasks: Annotated[list[TaskName], Field(min_length=1, max_length=64)] = Field(

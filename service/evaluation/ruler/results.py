@@ -68,6 +68,9 @@ class RulerResult(EvaluationResult):
         by_method = [scores_by_length(method.lengths) for method in self.methods]
         return Scores("RULER score", False, by_method, effective_lengths=self._effective_lengths())
 
+    def outputs(self) -> list[SampleResult]:
+        return [output for method in self.methods for task in method.tasks for output in task.outputs]
+
     def sentences(self) -> list[str]:
         """The best method, and the effective length of each."""
         reached = reaches(self, self._effective_lengths())

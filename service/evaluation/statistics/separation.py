@@ -11,6 +11,9 @@ from service.evaluation.statistics.per_token import are_paired, surely_apart
 BY_RATIO = "Perplexities are compared by the interval of their ratio, which is usually narrower"
 """For readers who see the intervals of both."""
 
+BY_RATIO_IN_SHORT = "verdicts go by the interval of the ratio"
+"""For a line that has room for no more."""
+
 UNSURE = '"?": 95 % intervals do not decide'
 
 
@@ -21,10 +24,10 @@ def ratio_note(scores: Scores) -> str:
     return BY_RATIO if any(is_by_ratio(*pair) for pair in pairs) else ""
 
 
-def verdict_note(*, by_ratio: bool, doubtful: bool) -> str:
+def verdict_note(*, by_ratio: bool, doubtful: bool, short: bool = False) -> str:
     """The sentence below verdicts, of which ``doubtful`` ones end in a question mark; it may be empty."""
     if by_ratio:
-        return BY_RATIO + ('; "?": it does not decide' if doubtful else "")
+        return (BY_RATIO_IN_SHORT if short else BY_RATIO) + ('; "?": it does not decide' if doubtful else "")
     return UNSURE if doubtful else ""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from statistics import fmean
 
-from service.evaluation.formatting import listed, probability
+from service.evaluation.formatting import counted, listed, probability
 from service.evaluation.results import EvaluationResult, Score, Scores, are_equal
 from service.evaluation.statistics.per_token import paired_probability
 from service.evaluation.statistics.separation import are_apart, is_by_ratio
@@ -186,15 +186,27 @@ class Judge:
         return f", and {who}{cheapest}: {near}.{self._caution()}"
 
     def _nothing_is_enough(self, stays: str) -> str:
-        """No value is within the limit; some methods may be."""
-        unsure = [
-            method.label
+        """By its numbers no method is within the limit. Intervals of some reach it."""
+        doubts = {
+            method.label: found
             for method in self.methods
-            if not method.sure and any(at.limit is not None and at.interval and not at.sure for at in method.judgements)
-        ]
-        if not unsure:
+            if not method.sure and (found := [at for at in method.judgements if at.adequate is False and at.interval])
+        }
+        if not doubts:
             return f"; no method {stays}."
-        return f"; no method surely {stays}, but {listed(unsure)} may.{self._caution()}"
+        texts = dict.fromkeys(self._texts(at) for found in doubts.values() for at in found)
+        do = "does" if len(doubts) == 1 else "do"
+        why = f"{listed(list(texts))} cannot exclude that {listed(list(doubts))} {do}"
+        return f"; on average no method {stays}, but {why}.{self._caution()}"
+
+    def _texts(self, at: Judgement) -> str:
+        """The texts that the interval of a judgement is over."""
+        kind = at.interval.kind if at.interval else "samples"
+        if kind == "samples":
+            return "the prompts"
+        score = self._scores[at.evaluation].by_method[self._reference].get(self._target)
+        pieces = score.pieces if score else None
+        return counted(len(pieces), "document") if pieces and kind == "documents" else "one document"
 
     def _without(self, chosen: SweepMethod) -> str:
         """Words for the windowed methods that are cheaper than the ``chosen`` one, and good enough by perplexity."""

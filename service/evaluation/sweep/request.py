@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -60,6 +60,8 @@ def _default() -> list[Part]:
 
 class SweepRequest(EvaluationRequest):
     """Methods x factors x lengths x evaluations, and the best and the cheapest adequate method for a length."""
+
+    writes_prompts: ClassVar[bool] = True
 
     evaluation: Literal["sweep"] = "sweep"
     factors: Annotated[list[Annotated[float, Field(ge=1)]], Field(min_length=1, max_length=64)] | None = Field(

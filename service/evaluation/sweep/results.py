@@ -14,6 +14,7 @@ from service.evaluation.results import (
     EvaluationResult,
     Interval,
     MethodInResult,
+    Output,
     Overview,
     Partial,
     Row,
@@ -142,6 +143,10 @@ class SweepResult(EvaluationResult):
 
     def parts(self) -> Sequence[EvaluationResult]:
         return self.evaluations
+
+    def outputs(self) -> list[Output]:
+        """Those of every part."""
+        return [output for part in self.parts() for output in part.outputs()]
 
     def title(self) -> str:
         return self.answer.words

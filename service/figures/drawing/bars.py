@@ -10,7 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from service.figures.drawing.axes import category_axis
-from service.figures.drawing.charts import BOTTOM, TITLE_Y, TOP, error_bar, labels, room_for
+from service.figures.drawing.charts import BOTTOM, TITLE_Y, TOP, error_bars, labels, room_for
 from service.figures.drawing.style import COLOURS, INK
 
 HATCHES = ("", "/", "x", ".", "\\", "-", "|", "+")
@@ -43,7 +43,8 @@ def add_bars(figure: go.Figure, bars: Sequence[Bar], axis: dict[str, Any]) -> No
         name, colour = texts[bar.name], COLOURS[bar.look % len(COLOURS)]
         whisker = None
         if bar.value is not None and bar.interval is not None:
-            whisker = error_bar(bar.value, *bar.interval, WHISKER.get(colour, INK))
+            low, high = bar.interval
+            whisker = error_bars([bar.value], [low], [high], WHISKER.get(colour, INK))
         figure.add_bar(
             x=[bar.value],
             y=[index],

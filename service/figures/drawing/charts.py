@@ -15,6 +15,8 @@ import plotly.graph_objects as go
 from service.figures.drawing.style import FAINT, GRID, INK, PAPER, RULE, different, shortened
 
 LABEL_CHARS = 40
+SUBTITLE = 150
+"""Characters of a subtitle that a PNG has room for."""
 CHAR, LINE = 7.0, 22
 """Width of a character of a label and height of a line of a legend, pixels."""
 TOP, BOTTOM, LEFT, RIGHT = 96, 64, 76, 24
@@ -135,12 +137,14 @@ def mark_trained_height(
     figure.add_annotation(xref=x, y=at, yref=y, yanchor="bottom", yshift=2, text=name, **side, **NOTE)
 
 
-def error_bar(value: float, low: float, high: float, colour: str) -> dict[str, Any]:
-    """Plotly's error bar from ``low`` to ``high`` around one value."""
-    ends = {"array": [high - value], "arrayminus": [value - low]}
+def error_bars(
+    values: Sequence[float | None], lows: Sequence[float], highs: Sequence[float], colour: str
+) -> dict[str, Any] | None:
+    """Plotly's error bars around values; None where no value has an interval."""
+    points = list(zip(values, lows, highs, strict=True))
+    known = [None if value is None or low == high else (value - low, high - value) for value, low, high in points]
+    if not any(known):
+        return None
+    less, more = ([both and max(0.0, both[side]) for both in known] for side in (0, 1))
+    ends = {"array": more, "arrayminus": less}
     return {"type": "data", "symmetric": False, **ends, "color": colour, "thickness": 1.2}
-
-
-def counted(count: int, noun: str) -> str:
-    """ "1 prompt", "3 prompts"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
+from typing import Literal
 
 import plotly.graph_objects as go
 
 from service.evaluation.results import Interval
 from service.figures.drawing.axes import leave_room
-from service.figures.drawing.charts import LINE, error_bar, grow, label, labels, note, room_for
+from service.figures.drawing.charts import LINE, error_bars, grow, label, labels, note, room_for
 from service.figures.drawing.style import LineStyle, line_style
 
 MARKED = 32
@@ -20,10 +21,17 @@ MOST_POINTS = 20_000
 """Points of all lines of a figure, at most."""
 SHADE = 0.12
 NOT_SHADED = "95 % intervals would hide the lines: the CSV file has them"
-INTERVALS = "95 % intervals are shaded where the lines stay readable; hovering shows all of them."
+INTERVALS = (
+    "95 % intervals are shades or whiskers where the lines stay readable. Whiskers of one length lie side by side. "
+    "Hovering shows all intervals."
+)
+FEW_LINES, FEW_POINTS = 6, 8
+"""Up to so many lines of so many points have whiskers where shades would hide the lines."""
 ALONE = "a point and no line"
-ASIDE = 0.01
-"""Half the distance of points that share an x, as a part of the axis; less near its ends."""
+ASIDE, APART = 0.01, 0.3
+"""Half the distance of points that share an x, as a part of the axis. Together they take at most ``APART`` of the way
+to the next x."""
+Intervals = Literal["shades", "whiskers", "none"]
 
 
 @dataclass(frozen=True)
@@ -99,13 +107,13 @@ def add_curves(
     """Add a line per curve, each with its colour, dash and marker. Add a legend on the right with room for it.
     ``looks`` has the indices of their looks by name, for figures that share them.
 
-    Intervals are shaded where the lines stay readable on the y axis, which must have its range. Returns whether they
-    are. ``one`` is the reason why every curve may have a single point. With ``end``, the legend has the text of each
-    line's last value, in the order of the lines' ends.
+    Intervals are shaded where the lines stay readable on the y axis, which must have its range. Else few lines have
+    whiskers, aside from each other. Returns whether intervals are drawn. ``one`` is the reason why every curve may have
+    a single point. With ``end``, the legend has the text of each line's last value, in the order of the lines' ends.
     """
     most = max(MOST_POINTS // max(len(curves), 1), 4)
     drawn = [thinned(curve, most) for curve in curves]
-    shaded, texts = intervals_fit(figure, drawn), labels(curve.name for curve in drawn)
+    intervals, texts = intervals_that_fit(figure, drawn), labels(curve.name for curve in drawn)
     for index, curve in enumerate(drawn):
         figure.add_traces(
             curve_traces(
@@ -113,7 +121,7 @@ def add_curves(
                 line_style((looks or {}).get(curve.name, index)),
                 str(index),
                 text=texts[curve.name],
-                shaded=shaded,
+                intervals=intervals,
             )
         )
         if end is not None:
@@ -122,53 +130,60 @@ def add_curves(
     figure.update_layout(margin_r=room_for([curve.name for curve in curves], 76 if end is None else 130))
     grow(figure, (len(curves) + (end is not None)) * LINE)
     points, shown = (sum(len(curve.x) for curve in found) for found in (curves, drawn))
-    if not shaded:
+    if intervals == "none":
         note(figure, NOT_SHADED)
+    elif intervals == "whiskers":
+        _put_side_by_side(figure)
     if shown < points:
         note(figure, f"{shown:,} of {points:,} points are drawn")
     if all(len(curve.known) <= 1 for curve in curves):
         _put_side_by_side(figure)
         note(figure, f"{one}: {ALONE}")
-    return shaded
+    return intervals != "none"
 
 
 def _put_side_by_side(figure: go.Figure) -> None:
-    """Move the points of one x apart on a logarithmic axis. Hovering still shows their own x."""
-    points = [trace for trace in figure.data if trace.mode == "lines+markers" and len(trace.x) == 1]
-    axis = figure.layout.xaxis
-    if axis.type != "log" or len({point.x for point in points}) != 1:
+    """Move each line a little to its own side on a logarithmic axis. Hovering still shows the x of its points."""
+    lines = [trace for trace in figure.data if trace.mode == "lines+markers"]
+    places = sorted({math.log10(x) for line in lines for x in line.x})
+    if figure.layout.xaxis.type != "log" or not places:
         return
-    (x,), (low, high) = points[0].x, axis.range
-    room = min(ASIDE * len(points) * (high - low), math.log10(x) - low, high - math.log10(x))
-    for place, point in enumerate(points):
-        shift = room * ((2 * place + 1) / len(points) - 1)
-        point.update(x=[x * 10**shift], hovertemplate=point.hovertemplate.replace("%{x:,}", f"{x:,}"))
+    low, high = figure.layout.xaxis.range
+    ways = [places[0] - low, high - places[-1], *(APART * (after - before) for before, after in pairwise(places))]
+    room = min(ASIDE * len(lines) * (high - low), *ways)
+    for place, line in enumerate(lines):
+        shift = 10 ** (room * ((2 * place + 1) / len(lines) - 1))
+        shown = [line.hovertemplate.replace("%{x:,}", f"{x:,}") for x in line.x]
+        line.update(x=[x * shift for x in line.x], hovertemplate=shown)
 
 
-def intervals_fit(figure: go.Figure, curves: Sequence[Curve]) -> bool:
-    """True if the intervals of ``curves`` can be shaded on the figure's y axis; single points have bars instead."""
+def intervals_that_fit(figure: go.Figure, curves: Sequence[Curve]) -> Intervals:
+    """The way to draw the intervals of ``curves`` on the figure's y axis; single points have bars in any case."""
     lines = [curve for curve in curves if len(curve.x) > 1]
     ends = [(curve.low, curve.high) for curve in lines if curve.low is not None and curve.high is not None]
     if len(ends) < 2:
-        return True
+        return "shades"
     axis = figure.layout.yaxis
     logarithmic = axis.type == "log"
     low, high = sorted(10.0**end if logarithmic else end for end in axis.range)
-    return leave_room([list(zip(*both, strict=True)) for both in ends], low, high, logarithmic=logarithmic)
+    if leave_room([list(zip(*both, strict=True)) for both in ends], low, high, logarithmic=logarithmic):
+        return "shades"
+    are_few = len(curves) <= FEW_LINES and all(len(curve.x) <= FEW_POINTS for curve in curves)
+    return "whiskers" if are_few else "none"
 
 
 def curve_traces(
-    curve: Curve, style: LineStyle, group: str, *, text: str = "", faint: bool = False, shaded: bool = True
+    curve: Curve, style: LineStyle, group: str, *, text: str = "", faint: bool = False, intervals: Intervals = "shades"
 ) -> list[go.Scatter]:
-    """Intervals as closed shapes if ``shaded``, then the line; a single point has its interval as a bar.
+    """The intervals, then the line; a single point has its interval as a bar.
 
     ``text`` is the curve's label among several.
     """
     name = text or label(curve.name)
     traces, bar = [], None
-    if len(curve.x) == 1 and curve.y[0] is not None and curve.low and curve.high and curve.low[0] < curve.high[0]:
-        bar = error_bar(curve.y[0], curve.low[0], curve.high[0], style.colour)
-    elif shaded:
+    if curve.low and curve.high and (len(curve.x) == 1 or intervals == "whiskers"):
+        bar = error_bars(curve.y, curve.low, curve.high, style.colour)
+    elif intervals == "shades":
         traces += [_shade(band, style, group) for band in curve.bands]
     marked = not faint and len(curve.x) <= MARKED
     traces.append(

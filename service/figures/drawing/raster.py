@@ -1,4 +1,4 @@
-"""A Plotly figure drawn by Matplotlib: PNG and SVG without a browser.
+"""A Plotly figure drawn by Matplotlib: PNG, SVG and PDF without a browser.
 
 Traces: scatter lines, markers and closed shapes, bars, heat maps with one colour axis; others are refused.
 Around them: linear and logarithmic axes, subplots, shapes, annotations, the legend.
@@ -49,6 +49,16 @@ def svg(figure: go.Figure) -> str:
     with matplotlib.rc_context({"svg.hashsalt": "ropeway", "svg.fonttype": "none"}):
         FigureCanvasSVG(raster(figure)).print_svg(out, metadata={"Date": None})  # type: ignore[no-untyped-call]
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def pdf(figure: go.Figure) -> bytes:
+    """``figure`` as PDF with its fonts, the same bytes for the same figure. Not thread-safe, as ``svg``."""
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+
+    out = io.BytesIO()
+    with matplotlib.rc_context({"pdf.fonttype": 42}):
+        FigureCanvasPdf(raster(figure)).print_pdf(out, metadata={"CreationDate": None})  # type: ignore[no-untyped-call]
+    return out.getvalue()
 
 
 def raster(figure: go.Figure) -> Figure:

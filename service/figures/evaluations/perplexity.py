@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from service.evaluation.formatting import short_number, spaced
+from service.evaluation.formatting import counted, short_number, spaced
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult
 from service.evaluation.results import documents_text, name_of
 from service.evaluation.statistics.nll import LengthResult
 from service.evaluation.statistics.separation import ratio_note
 from service.figures.drawing.axes import beyond, token_axis, value_axis
-from service.figures.drawing.charts import counted, mark_trained, new_figure, note
+from service.figures.drawing.charts import mark_trained, new_figure, note
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
 from service.figures.drawing.style import TIMES
 from service.figures.evaluations.nll import nll_by_position

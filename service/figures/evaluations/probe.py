@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from service.evaluation.formatting import percent
+from service.evaluation.formatting import counted, percent
 from service.evaluation.probe.results import Attention, DistanceBucket, HeadAttention, ProbeResult
 from service.evaluation.results import Row, documents_text, name_of
 from service.figures.drawing.axes import linear_axis, log_axis, share_axis, spread, token_axis
-from service.figures.drawing.charts import counted, labels, mark_trained, new_figure, note, room_for
+from service.figures.drawing.charts import labels, mark_trained, new_figure, note, room_for
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, curve_traces, interval_text
 from service.figures.drawing.panels import COLUMNS, grid, place
 from service.figures.drawing.style import line_style

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from service.evaluation.formatting import percent
+from service.evaluation.formatting import counted, percent
 from service.evaluation.recommend.results import OTHERS, AtLength, RecommendMethod, RecommendResult
 from service.evaluation.results import Interval, Row, name_of
 from service.evaluation.statistics.pieces import LEAST
 from service.figures.drawing.axes import linear_axis
 from service.figures.drawing.bars import Bar, add_bars
-from service.figures.drawing.charts import counted, new_figure
+from service.figures.drawing.charts import new_figure
 from service.figures.looks import looks
 from service.figures.picture import Picture
 

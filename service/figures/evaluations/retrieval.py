@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from service.evaluation.formatting import percent
+from service.evaluation.formatting import counted, percent
 from service.evaluation.results import documents_text, name_of
 from service.evaluation.retrieval.results import Averages, DepthResult, DepthScore, LengthScore
 from service.figures.drawing.axes import category_axis, linear_axis, percent_bar, share_axis, token_axis
-from service.figures.drawing.charts import counted, mark_trained, new_figure, note
+from service.figures.drawing.charts import mark_trained, new_figure, note
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
 from service.figures.drawing.panels import Axes, Panel, cells_drawn, heat_maps
 from service.figures.looks import looks

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from service.evaluation.formatting import percent
+from service.evaluation.formatting import counted, percent
 from service.evaluation.results import Row, name_of
 from service.evaluation.ruler.results import RulerMethod, RulerResult, TaskName, TaskScore
 from service.figures.drawing.axes import category_axis, log_axis, percent_bar, share_axis, token_axis
 from service.figures.drawing.bars import Bar, add_bars
-from service.figures.drawing.charts import counted, mark_trained, new_figure, note
+from service.figures.drawing.charts import mark_trained, new_figure, note
 from service.figures.drawing.curves import INTERVALS, add_curves
 from service.figures.drawing.panels import Panel, cells_drawn, heat_maps
 from service.figures.drawing.style import FAINT
@@ -51,6 +51,8 @@ def score_picture(result: RulerResult) -> Picture:
         looks=looks(result.names()),
     )
     scores = [(name_of(method, result), at) for method in result.methods for at in method.lengths]
+    if not found_anything([at for _, at in scores]):
+        note(figure, "nothing was found at any length")
     rows: list[Row] = [{"method": name, "length": at.length, **at.row()} for name, at in scores]
     caption = (
         "Average over all tasks. A length is effective while the average there and at every shorter length is above "

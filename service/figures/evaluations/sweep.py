@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.results import Row, Scores, name_of
-from service.evaluation.statistics.separation import UNSURE, verdict_note
+from service.evaluation.statistics.separation import verdict_note
 from service.evaluation.sweep.results import Judgement, SweepResult
 from service.figures.drawing.axes import linear_axis, log_axis
 from service.figures.drawing.bars import Bar, add_bars
-from service.figures.drawing.charts import new_figure, note
+from service.figures.drawing.charts import SUBTITLE, new_figure, note
 from service.figures.drawing.style import FAINT
 from service.figures.looks import looks
 from service.figures.picture import Picture
@@ -44,9 +44,12 @@ def target_picture(result: SweepResult, index: int) -> Picture:
     ]
     limit = [] if first.limit is None else [f"dotted: limit of good enough, {scores.text(first.limit)}"]
     star = [] if best is None else ["★ best"]
-    doubtful = any(at.is_doubtful for _, at in judged)
-    unsure = [UNSURE] if doubtful else []
-    figure = new_figure(title, " · ".join([*star, *limit, *unsure, f"trained length {result.trained_length:,} tokens"]))
+    about = {"by_ratio": any(at.by_ratio for _, at in judged), "doubtful": any(at.is_doubtful for _, at in judged)}
+    facts, trained = [*star, *limit], f"trained length {result.trained_length:,} tokens"
+    whole, short = (
+        " · ".join(filter(None, [*facts, verdict_note(**about, short=is_short), trained])) for is_short in (False, True)
+    )
+    figure = new_figure(title, whole if len(whole) <= SUBTITLE else short)
     shown = [value for value in (*values, first.limit) if value is not None]
     ends = [end for interval in intervals if interval for end in interval]
     add_bars(figure, bars, _axis(first.measure, shown, ends, share))
@@ -69,7 +72,7 @@ def target_picture(result: SweepResult, index: int) -> Picture:
         note(figure, "nothing was found at this length")
     start = "nothing found" if share else "a perfect prediction"
     enough = f" Good enough is {'right' if share else 'left'} of the dotted line." if limit else ""
-    verdicts = verdict_note(by_ratio=any(at.by_ratio for _, at in judged), doubtful=doubtful)
+    verdicts = verdict_note(**about)
     caption = f"Bars begin at {start}.{enough} Whiskers: 95 % intervals.{verdicts and f' {verdicts}.'}"
     return Picture(f"target-{index + 1}", title, figure, rows, caption)
 

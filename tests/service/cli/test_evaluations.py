@@ -62,6 +62,8 @@ def test_fields_that_are_objects_are_explained() -> None:
     assert "One of: long_perplexity, needle, passkey, perplexity, ruler." in shown
     assert "--to transformers or vllm" in " ".join(succeeded("recommend", "--fields").split())
     shown = " ".join(succeeded("long-perplexity", "--fields").split())
+    assert "--reuse / --no-reuse --reuse A job reuses" in shown
+    assert "boolean" not in shown
     assert shown == " ".join(succeeded("long_perplexity", "--fields").split()), "the name in the API is one here too"
     assert "--evaluator object" in shown
     assert "model string A served model" in shown
@@ -106,9 +108,41 @@ def test_a_report_with_its_text(server: str, text: str, tmp_path: Path) -> None:
     common = ["long-perplexity", text, "--lengths", "64", "--alpha", "0.1", "--beta", "-6", "--server", server]
     succeeded(*common, "--report", str(report), "--include-text")
     assert Path(text).read_text()[:60] in report.read_text()
+    for options, message in (((), "long_perplexity writes no prompts"), (("--json",), "--include-text needs a report")):
+        refused = ropeway(*common, "--include-text", *options)
+        assert refused.exit_code == 2
+        assert message in refused.stderr
+
+
+def test_pictures_as_vectors_and_another_than_the_first(server: str, text: str, tmp_path: Path) -> None:
+    common = ["perplexity", text, "--pe", "default", "--lengths", "64,128", "--server", server]
+    files = {end: tmp_path / f"plot{end}" for end in (".svg", ".pdf", ".png", ".html")}
+    plots = [part for file in files.values() for part in ("--plot", str(file))]
+    succeeded(*common, *plots, "--picture", "nll-by-position")
+    for end, start in ((".svg", b"<?xml"), (".pdf", b"%PDF"), (".png", b"\x89PNG"), (".html", b"<!doctype html>")):
+        assert files[end].read_bytes().startswith(start)
+    assert b"NLL by position" in files[".svg"].read_bytes()
+    assert b"NLL by position" in files[".html"].read_bytes()
+    refused = ropeway(*common, *plots[:2], "--picture", "nll", "--report", str(tmp_path / "page.html"))
+    assert refused.exit_code == 1
+    assert "no picture 'nll': the result has perplexity, nll-by-position" in refused.stderr
+    assert (tmp_path / "page.html").exists(), "the rest is saved before"
+
+
+def test_json_with_the_prompts(server: str) -> None:
+    common = ["passkey", "--lengths", "300", "--depths", "0.5", "--digits", "3", "--server", server]
     refused = ropeway(*common, "--include-text")
-    assert refused.exit_code == 2
-    assert "add --report" in refused.stderr
+    assert (refused.exit_code, "add --report or --json" in refused.stderr) == (2, True)
+    told = json.loads(succeeded(*common, "--include-text", "--json"))
+    (cell,) = told["methods"][0]["cells"]
+    assert all(output["expected"][0] in output["prompt"] for output in cell["outputs"])
+    plain = succeeded(*common, "--json")
+    assert '"prompt":' not in plain
+    job_id = told["id"]
+    whole = succeeded("jobs", "results", job_id, "--json", "--include-text", "--server", server)
+    assert json.loads(whole)["methods"] == told["methods"]
+    refused = ropeway("jobs", "results", job_id, "--include-text", "--server", server)
+    assert (refused.exit_code, "--include-text needs --json" in refused.stderr) == (2, True)
 
 
 def test_json_and_csv_are_the_whole_result(server: str, text: str) -> None:
@@ -147,7 +181,8 @@ def test_a_server_is_started_where_none_is_named(checkpoints: Path, text: str) -
         (["--json", "--csv"], "exclude each other"),
         (["--background"], "--background needs --server"),
         (["--cancel"], "--cancel needs --server"),
-        (["--plot", "x.jpeg"], "must end in .png or .html"),
+        (["--plot", "x.jpeg"], "must end in .png, .svg, .pdf, .html"),
+        (["--picture", "ruler"], "--picture needs --plot"),
         (["--nonsense", "1"], "no option --nonsense"),
         (["--sample", "1"], "did you mean --samples?"),
         (["--length", "512"], "no option --length: did you mean --lengths?"),

@@ -91,7 +91,7 @@ class TestFailures:
             (("generate", "a", "--pe", '{"method": "auto", "x": 1}'), "x: unknown field: auto takes ranges or nothing"),
             (("generate",), "Missing argument"),
             (("perplexity", "--lengths", "1:2"), "neither a list like"),
-            (("perplexity", "--plot", "curve.svg"), "must end in .png or .html"),
+            (("perplexity", "--plot", "curve.gif"), "must end in .png, .svg, .pdf, .html"),
             (("perplexity", "--plot", "/no/such/folder/curve.png"), "there is no folder"),
             (("perplexity", "--json", "--csv"), "exclude each other"),
             (("perplexity", "--protocol", "square"), "protocol: must be"),

@@ -126,12 +126,14 @@ class TestJobs:
         for file, head in {
             "results.parquet": b"PAR1",
             "plot.png": b"\x89PNG",
+            "plot.svg": b"<?xml",
             "report.html": b"<!doctype html>",
         }.items():
             assert ropeway.download(job.id, file).startswith(head)
         report, with_text = (ropeway.download(job.id, "report.html", include_text=wanted) for wanted in (False, True))
         assert b"<script src=" not in report, "a file that travels has everything in it"
         assert (FIELDS["input"][:50].encode() in report, FIELDS["input"][:50].encode() in with_text) == (False, True)
+        assert b"NLL by position" in ropeway.download(job.id, "plot.svg", picture="nll-by-position")
         with pytest.raises(RopewayError) as caught:
             ropeway.download(job.id, "results.xls")
         assert caught.value.status == 404
@@ -146,6 +148,10 @@ class TestJobs:
         job = ropeway.submit("passkey", **fields)
         list(ropeway.follow(job.id))
         assert ropeway.result(job.id).numbers() == result.numbers()
+        outputs = ropeway.result(job.id, include_text=True).outputs()
+        assert outputs
+        assert all(output.prompt for output in outputs)
+        assert {unit.prompt for unit in ropeway.units(job.id, include_text=True)} == {one.prompt for one in outputs}
 
     def test_refusals(self, ropeway: Ropeway) -> None:
         for fields, param in (({"lengths": [1 << 20]}, "lengths"), ({"timeout_s": 5}, "timeout_s")):

@@ -187,6 +187,34 @@ def test_a_short_text_is_scored_all_the_same(models: ModelRegistry, given: str) 
     assert planned(models, "perplexity", input=given, lengths=[2]).tokens
 
 
+@pytest.mark.parametrize(
+    ("capacity", "settings", "cause"),
+    [
+        (500, {}, "the memory that weights and caches leave"),
+        (500, {"score_tokens": 600}, "the memory that weights and caches leave"),
+        (500, {"score_tokens": 500}, "the setting ROPEWAY_SCORE_TOKENS"),
+        (300000, {"score_tokens": 300000}, "the setting ROPEWAY_SCORE_TOKENS"),
+        (262144, {}, r"the setting ROPEWAY_SCORE_TOKENS \(unset\)"),
+        (375, {"score_tokens": 500, "api_keys": "a"}, "the setting ROPEWAY_SCORE_TOKENS, of which one key gets"),
+    ],
+)
+def test_a_refusal_of_a_length_names_what_bounds_it(
+    models: ModelRegistry, capacity: int, settings: dict[str, Any], cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models.default.engine.scores, "capacity", capacity)
+    own = settings_of(Path("tiny"), max_scored_tokens=10**7, **settings)
+    for name, body in (
+        ("passkey", {"lengths": [300001]}),
+        ("passkey", {"lengths": [512], "depths": [0.5], "samples": 1} if capacity <= 500 else {"lengths": [300001]}),
+        ("long_perplexity", {"input": TEXT, "lengths": [64], "long_context": 1 << 22}),
+    ):
+        request = EVALUATIONS[name].request.model_validate(body)
+        with pytest.raises(
+            InvalidEvaluation, match=rf"is beyond what this server scores: at most \d+ tokens by {cause}"
+        ):
+            plan_of(request, models, own)
+
+
 @pytest.mark.parametrize("evaluation", BODIES)
 def test_a_pass_beyond_the_memory_of_all_passes_is_refused(
     models: ModelRegistry, evaluation: str, monkeypatch: pytest.MonkeyPatch
@@ -195,7 +223,9 @@ def test_a_pass_beyond_the_memory_of_all_passes_is_refused(
     monkeypatch.setattr(models.default.engine.scores, "capacity", 512)
     assert planned(models, evaluation).tokens, "what others hold now does not count"
     monkeypatch.setattr(models.default.engine.scores, "capacity", 511)
-    with pytest.raises(InvalidEvaluation, match=r"512 is beyond what .*: at most 511 .* about 3\d MB") as refused:
+    with pytest.raises(
+        InvalidEvaluation, match=r"512 is beyond what .*: at most 511 tokens by .* about 3\d MB"
+    ) as refused:
         planned(models, evaluation)
     assert refused.value.param == ("length" if evaluation in ("recommend", "search") else "lengths")
     monkeypatch.setattr(models.default.engine.scores, "capacity", 512)

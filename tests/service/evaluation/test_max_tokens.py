@@ -61,7 +61,8 @@ def test_what_is_cut_counts_no_more(models: ModelRegistry, evaluation: str) -> N
     first, second = result.documents
     assert (first.tokens, first.cut_from) == (MOST, whole)
     assert (second.tokens, second.cut_from) == (short, None)
-    assert documents_text(result.documents).endswith(f"({MOST + short:,} tokens, 1 cut to {MOST})")
+    assert documents_text(result.documents).startswith(f"2 documents, {MOST + short:,} tokens, 1 cut to {MOST}: ")
+    assert documents_text(result.documents[:1]) == f"{first.name} ({MOST} tokens, 1 cut to {MOST})"
 
 
 @pytest.mark.parametrize("text", [TEXT, UNICODE])

@@ -112,7 +112,11 @@ class TestData:
     def test_ruler_scores_and_their_threshold(self) -> None:
         result = examples.ruler()
         picture = named("ruler", "ruler")
-        assert lines(picture) == {m.label: (list(LENGTHS), [at.score for at in m.lengths]) for m in result.methods}
+        drawn = lines(picture)
+        assert {name: y for name, (_, y) in drawn.items()} == {
+            method.label: [at.score for at in method.lengths] for method in result.methods
+        }
+        assert all(x == pytest.approx(LENGTHS, rel=0.05) for x, _ in drawn.values()), "whiskers lie side by side"
         assert 0.856 in [shape.y0 for shape in picture.figure.layout.shapes]
 
     def test_attention_has_every_head_and_their_mean(self) -> None:

@@ -97,7 +97,8 @@ class TestLines:
     def test_as_many_as_the_figure_has(self, evaluation: str, index: int) -> None:
         figure = pictures(evaluation)[index].figure
         wanted = sum(trace.type == "scatter" and trace.mode != "none" for trace in figure.data)
-        whiskers = sum(trace.type == "bar" and trace.error_x.array is not None for trace in figure.data)
+        bars = [trace.error_x if trace.type == "bar" else trace.error_y for trace in figure.data if "z" not in trace]
+        whiskers = sum(bar.array is not None for bar in bars)
         drawn = sum(len(data_lines(axes)) for axes in raster(figure).axes)
         assert drawn == wanted + 2 * whiskers, "two caps stand for a whisker"
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from service.evaluation.results import EvaluationResult
+from service.evaluation.results import EvaluationResult, Interval
+from service.evaluation.statistics.separation import BY_RATIO
 from service.figures import Picture, pictures_of
+from service.figures.drawing.charts import SUBTITLE
 from service.figures.results import png_of
 from tests.service.figures import examples
 from tests.service.figures.examples import EVERY, pictures
@@ -58,6 +60,17 @@ class TestSweep:
             for method in result.methods:
                 method.judgements[0].sure = is_sure
             assert ('"?": 95 % intervals do not decide' in subtitle(pictures_of(result)[0])) is not is_sure
+
+    def test_verdicts_that_go_by_the_ratio_are_explained_in_the_line_that_a_png_shows(self) -> None:
+        result = examples.sweep()
+        for method in result.methods:
+            method.judgements[0].by_ratio, method.judgements[0].sure = True, False
+        told = subtitle(pictures_of(result)[0])
+        assert 'verdicts go by the interval of the ratio; "?": it does not decide' in told
+        assert len(told) <= SUBTITLE
+        for method in result.methods:
+            method.judgements[0].sure, method.judgements[0].limit = True, None
+        assert BY_RATIO in subtitle(pictures_of(result)[0]), "there is room for the sentence"
 
     def test_nobody_wins_where_all_are_equal(self) -> None:
         result = examples.sweep()
@@ -110,6 +123,37 @@ class TestIntervals:
         assert all("95 % interval" in hover for hover in picture.figure.data[0].customdata)
         result.methods = result.methods[:1]
         assert shaded(pictures_of(result)[0]) == 1
+
+    def test_wide_ones_of_few_lines_are_whiskers_side_by_side(self) -> None:
+        result = result_of({f"yarn(factor={n})": [40.0 + n, 50, 60, 70] for n in range(2, 5)}, LENGTHS)
+        for method in result.methods:
+            for at in method.lengths:
+                at.interval = Interval(low=at.perplexity / 1.5, high=at.perplexity * 1.5, kind="documents")
+        result.methods[0].lengths[1].interval = None
+        picture = pictures_of(result)[0]
+        assert shaded(picture) == 0
+        assert "would hide" not in subtitle(picture)
+        first, second, third = (trace for trace in picture.figure.data if trace.mode == "lines+markers")
+        assert list(second.x) == pytest.approx(LENGTHS)
+        for x, before, behind in zip(LENGTHS, first.x, third.x, strict=True):
+            assert 0.95 * x < before < 0.999 * x < 1.001 * x < behind < 1.05 * x
+        assert [text[:5] for text in third.hovertemplate] == ["256: ", "512: ", "1,024", "2,048"]
+        assert list(third.error_y.array) == pytest.approx([value / 2 for value in third.y])
+        assert list(third.error_y.arrayminus) == pytest.approx([value / 3 for value in third.y])
+        assert first.error_y.array[1] is None, "no interval, no whisker"
+        longer = result_of({"a": [40.0] * 9, "b": [41.0] * 9}, range(256, 265))
+        for method in longer.methods:
+            for at in method.lengths:
+                at.interval = Interval(low=20, high=80, kind="documents")
+        assert "would hide the lines" in subtitle(pictures_of(longer)[0]), "of many lengths"
+
+    def test_a_ruler_without_a_find_says_so(self) -> None:
+        result = examples.ruler()
+        assert "nothing was found" not in subtitle(pictures_of(result)[0])
+        for method in result.methods:
+            for at in method.lengths:
+                at.score = 0.0
+        assert subtitle(pictures_of(result)[0]).startswith("nothing was found at any length")
 
     def test_narrow_ones_of_many_lines_are_drawn(self) -> None:
         result = result_of({f"m{n}": [10.0 * 2**n] * 4 for n in range(7)}, LENGTHS)
@@ -209,7 +253,7 @@ class TestOnePoint:
         first, second, third = (point.x[0] for point in points)
         assert second == pytest.approx(512)
         assert first < 507 < 517 < third, "no interval hides another"
-        assert all(point.hovertemplate.startswith("512: ") for point in points)
+        assert all(point.hovertemplate[0].startswith("512: ") for point in points)
 
     def test_a_line_says_nothing_of_the_kind(self) -> None:
         assert "a point and no line" not in subtitle(pictures("perplexity")[0])

@@ -85,7 +85,7 @@ def test_the_methods_that_are_complete_are_the_result(client: httpx.Client) -> N
     job_id = cancelled(client, units=1)
     told = job(client, job_id)
     assert {"results.json", "units.csv"} <= told["links"].keys()
-    assert [client.get(link).status_code for link in told["links"].values()] == [200] * 9
+    assert [client.get(link).status_code for link in told["links"].values()] == [200] * 10
     result = result_of(client, job_id)
     finished = told["units_done"]
     assert result["partial"]["units_done"] == finished < result["partial"]["units_total"] == 3

@@ -88,6 +88,7 @@ def test_every_link_leads_to_what_it_says(client: httpx.Client) -> None:
         "results.parquet",
         "report.html",
         "plot.png",
+        "plot.svg",
         "figures.json",
     }
     assert all(answer.status_code == 200 for answer in files.values())
@@ -102,6 +103,31 @@ def test_every_link_leads_to_what_it_says(client: httpx.Client) -> None:
     assert "yarn(factor=4)" in page.text
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert '<a href="results.csv">' in page.text
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_every_picture_can_be_asked_for_by_its_name(client: httpx.Client, at_once: bool) -> None:
+    if at_once:
+        body = {name: value for name, value in BODY.items() if name != "evaluation"}
+        links = client.post("/perplexity", json=body).json()["links"]
+        png, svg, page = links["png"], links["svg"], links["html"]
+        assert "perplexity" in client.get(page).text
+        assert "NLL by position" in client.get(page, params={"picture": "nll-by-position"}).text
+    else:
+        links = ended(client, submitted(client)["id"])["links"]
+        png, svg = links["plot.png"], links["plot.svg"]
+        names = [figure["name"] for figure in client.get(links["figures.json"]).json()["figures"]]
+        assert names == ["perplexity", "nll-by-position"]
+    first, second = (client.get(svg, params=query) for query in ({}, {"picture": "nll-by-position"}))
+    assert first.headers["content-type"] == "image/svg+xml"
+    assert "default-src 'none'" in first.headers["content-security-policy"]
+    assert "Perplexity by context length" in first.text
+    assert "NLL by position" in second.text
+    assert client.get(png).content != client.get(png, params={"picture": "nll-by-position"}).content
+    for file in (png, svg):
+        answer = client.get(file, params={"picture": "nll"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "picture")
+        assert "the result has perplexity, nll-by-position" in answer.json()["error"]["message"]
 
 
 def test_a_report_has_the_text_only_on_request(client: httpx.Client) -> None:
@@ -253,7 +279,9 @@ def test_what_cannot_be_run_is_refused_at_once(
     assert answer.json()["error"]["param"] == param
 
 
-@pytest.mark.parametrize("path", ["", "/events", "/results.json", "/results.csv", "/plot.png", "/report.html"])
+@pytest.mark.parametrize(
+    "path", ["", "/events", "/results.json", "/results.csv", "/plot.png", "/plot.svg", "/report.html"]
+)
 def test_unknown_jobs_are_404(client: httpx.Client, path: str) -> None:
     for given, says in (("nonsense", "nonsense: a whole id has 32 characters"), ("0" * 32, "0" * 32)):
         answer = client.get(f"/jobs/{given}{path}")

@@ -310,7 +310,7 @@ def test_cache_keys_that_run_out_are_forgotten_and_never_meet(
 def test_results_belong_to_the_key_that_made_them(client: httpx.Client) -> None:
     result = client.post("/perplexity", json={"input": [5, 6, 7] * 8, "lengths": [16]}, headers=ANN).json()
     paths = [*result["links"].values(), f"/perplexity/{result['id']}"]
-    assert len(paths) == 4
+    assert len(paths) == 5
     for path in paths:
         assert client.get(path, headers=ANN).status_code == 200
         missing, never = client.get(path, headers=BOB), client.get("/perplexity/0", headers=BOB)

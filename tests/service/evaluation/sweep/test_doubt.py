@@ -20,11 +20,26 @@ def test_nothing_good_enough_is_unsure_where_an_interval_reaches_across_the_limi
     answer = judged(models, curve, half=0.05).answer()
     assert answer.cheapest_adequate is None
     assert (
-        "; no method surely stays within 10% of the model itself at 64 tokens, but yarn(factor=4) and streaming may. "
-        "Perplexity does not show that streaming cannot recall" in answer.words
+        "; on average no method stays within 10% of the model itself at 64 tokens, but 8 documents cannot exclude that "
+        "yarn(factor=4) and streaming do. Perplexity does not show that streaming cannot recall" in answer.words
     )
     curve[3] = [10, 40]
-    assert ", but yarn(factor=4) may. Perplexity" in judged(models, curve, half=0.05).answer().words
+    alone = judged(models, curve, half=0.05)
+    assert ", but 8 documents cannot exclude that yarn(factor=4) does. Perplexity" in alone.answer().words
+
+
+def test_the_texts_that_leave_the_doubt_are_named(models: ModelRegistry) -> None:
+    """None of 20 prompts, or of the quarters of a document, is surely beyond the limit."""
+    found = shares(models, [[1, 0.3], [1, 0.2], [1, 0.85], [1, 0.1]]).answer()
+    assert "on average no method stays within 10%" in found.words
+    assert "but the prompts cannot exclude that yarn(factor=4) does." in found.words
+    subjects = [Subject(parse(fields), models.default.patch, "tiny") for fields in METHODS]
+    made = result(subjects, [[10, 90], [10, 60], [11, 11.3], [10, 60]], 0.05)
+    for method in made.methods:
+        for at in method.lengths:
+            assert at.interval
+            at.interval.kind = "quarters"
+    assert "but one document cannot exclude that" in Judge(subjects, [made], 0, 64, 256, 0.1).answer().words
 
 
 def test_what_is_hard_for_both_is_no_doubt(models: ModelRegistry) -> None:
