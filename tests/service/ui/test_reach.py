@@ -88,7 +88,7 @@ def test_a_sweep_outlives_a_reload_and_ends_with_a_verdict(demo: tuple[str, Fast
         csv.click()
     assert re.fullmatch(r"perplexity-\w{8}-results\.csv", download.value.suggested_filename)
     links = page.get_by_role("region", name="Perplexity").get_by_role("link")
-    assert links.all_inner_texts() == ["CSV", "JSON", "Parquet", "PNG", "Report, HTML", "Units, CSV"]
+    assert links.all_inner_texts() == ["CSV", "JSON", "Parquet", "PNG", "SVG", "Report, HTML", "Units, CSV"]
     error = {"error": {"message": "no such file", "param": None, "code": None}}
     page.route("**/results.csv", lambda route: route.fulfill(status=409, json=error))
     csv.click()

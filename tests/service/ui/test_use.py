@@ -95,7 +95,13 @@ def test_jobs_are_listed_opened_cancelled_and_forgotten(tiny: tuple[str, FastAPI
     assert f"job={quick}" in page.url
     row = page.get_by_role("row").filter(has_text="default, yarn:factor=2")
     expect(row).to_contain_text("2 of 2")
-    for text, suffix in (("CSV", "csv"), ("Parquet", "parquet"), ("PNG", "png"), ("Report, HTML", "html")):
+    for text, suffix in (
+        ("CSV", "csv"),
+        ("Parquet", "parquet"),
+        ("PNG", "png"),
+        ("SVG", "svg"),
+        ("Report, HTML", "html"),
+    ):
         with page.expect_download() as download:
             job.get_by_role("link", name=text, exact=True).click()
         path = download.value.path()

@@ -11,6 +11,7 @@ const FILES: [link: string, name: string, text: string][] = [
   ["results.json", "results.json", "JSON"],
   ["results.parquet", "results.parquet", "Parquet"],
   ["plot.png", "plot.png", "PNG"],
+  ["plot.svg", "plot.svg", "SVG"],
   ["report.html", "report.html?standalone=true", "Report, HTML"],
   ["units.csv", "units.csv", "Units, CSV"],
 ];
