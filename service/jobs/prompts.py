@@ -17,6 +17,10 @@ from service.models.registry import ModelRegistry, UnknownModel
 from service.settings import Settings
 
 
+class OtherSetup(ApiError):
+    """The models, limits or code are not those of the job."""
+
+
 def with_prompts(packed: Packed, job: EndedEarly, models: ModelRegistry, settings: Settings) -> Packed:
     """The result of ``job`` with the prompt of every output.
 
@@ -24,6 +28,8 @@ def with_prompts(packed: Packed, job: EndedEarly, models: ModelRegistry, setting
         ApiError: as ``units_with_prompts``.
     """
     result = EVALUATIONS[packed.evaluation].result.model_validate_json(gzip.decompress(packed.data))
+    if not result.outputs():  # as of a sweep over texts
+        return packed
     plan = _planned_again(job, models, settings, in_part=result.partial is not None)
     prompts = _bounded([unit.prompt for unit in plan.units], settings)
     asked = [prompt for prompt in prompts if prompt is not None]
@@ -38,7 +44,8 @@ def units_with_prompts(
     """The finished ``units`` of ``job`` with their prompts.
 
     Raises:
-        ApiError: 409 after a change of models, limits or code; 400 for prompts longer than an answer may be.
+        OtherSetup: 409 after a change of models, limits or code.
+        ApiError: 400 for prompts longer than an answer may be.
     """
     plan = _planned_again(job, models, settings, in_part=False)
     prompts = _bounded([plan.units[unit.position].prompt for unit in units], settings)
@@ -58,7 +65,7 @@ def _planned_again(job: EndedEarly, models: ModelRegistry, settings: Settings, *
     except (UnknownModel, InvalidEvaluation):
         pass
     why = "the job is of other code, weights or limits than this server has, so its prompts cannot be written again"
-    raise ApiError(409, f"include_text: {why}", code="other_setup", param="include_text")
+    raise OtherSetup(409, f"include_text: {why}", code="other_setup", param="include_text")
 
 
 def _bounded(prompts: list[str | None], settings: Settings) -> list[str | None]:

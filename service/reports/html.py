@@ -87,6 +87,7 @@ def report_of(
         request=_json(shown) if shown else None,
         texts_left_out=shown != asked,
         prompts=_prompts(result),
+        is_with_text=include_text,
         prompts_left_out=job is not None and any(output.prompt is None for output in result.outputs()),
         plotly=plotly_script(plotly),
         drawing=drawing(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -101,11 +102,13 @@ async def report_html(
         bool, Query(description="With the texts that were sent, not only their hashes, and the prompts that were made.")
     ] = False,
 ) -> Response:
-    """The request, the result, every picture and the numbers on one page."""
+    """The request, the result, every picture and the numbers on one page. It says so where prompts are asked for and
+    cannot be written again."""
     info = await job_info(job_id, request)
     packed = await _result(job_id, request)
     if include_text and prompts.writes_prompts(packed.evaluation):
-        packed = await prompts.in_result(packed, job_id, request)
+        with suppress(prompts.OtherSetup):
+            packed = await prompts.in_result(packed, job_id, request)
     return await _file("report", job_id, request, info, PageOptions(standalone, include_text), packed)
 
 

@@ -12,6 +12,7 @@ from service.errors import bad_request
 from service.evaluation.catalogue import EVALUATIONS
 from service.jobs import early, prompts
 from service.jobs.early import EndedEarly
+from service.jobs.prompts import OtherSetup as OtherSetup
 from service.jobs.records import ENDED_EARLY, UnitDone
 from service.jobs.storage.results import Packed
 

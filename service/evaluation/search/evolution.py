@@ -55,7 +55,7 @@ class Space:
 
 def children_of(population: int) -> int:
     """Most new individuals of each generation after the first."""
-    return round(population * MUTATIONS) + round(population * CROSSOVERS)
+    return int(population * MUTATIONS) + int(population * CROSSOVERS)
 
 
 def first_generation(
@@ -76,9 +76,9 @@ def next_generation(
     ranked = sorted(losses, key=lambda one: (losses[one], one))
     parents = ranked[: max(2, round(population * PARENTS))]
     found: dict[Individual, None] = {}
-    for _ in range(round(population * MUTATIONS)):
+    for _ in range(int(population * MUTATIONS)):
         _add(found, losses, lambda: mutated(_one(parents, rng), space, rng))
-    for _ in range(round(population * CROSSOVERS)):
+    for _ in range(int(population * CROSSOVERS)):
         if not _add(found, losses, lambda: crossed(*_two(parents, rng), space, rng)):
             _add(found, losses, lambda: mutated(_one(parents, rng), space, rng))
     return tuple(found)

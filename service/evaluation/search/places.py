@@ -28,13 +28,15 @@ def split(
         for index, document in enumerate(documents)
         for stop in range(stretch, len(document.token_ids) + 1, scored)
     ]
-    count = (len(every) - 1) * windows // (windows + held_out)
+    count = len(every) * windows // (windows + held_out)
     earlier, last = every[:count], every[max(0, count - 1)]
     later = [place for place in every[count:] if place.document > last.document or place.stop >= last.stop + stretch]
     if count < windows or len(later) < held_out:
         least = stretch + (windows + held_out) * scored
+        where = " of one document" if len(documents) > 1 else ""
         message = (
-            f"{windows} windows and {held_out} held-out ones need {least} tokens: send more text, or ask for fewer"
+            f"{windows} windows and {held_out} held-out ones need {least} tokens{where}: send more text, or ask for "
+            "fewer, or for a shorter length"
         )
         raise InvalidEvaluation("input", message)
     order = np.random.default_rng(seed)

@@ -23,7 +23,7 @@ from service.evaluation.documents import Document
 from service.evaluation.recommend.judging import OWN
 from service.evaluation.recommend.places import Places
 from service.evaluation.recommend.plan import DEFAULT_REACH
-from service.evaluation.results import DocumentInfo, Part
+from service.evaluation.results import DocumentInfo, Part, overlaps_text
 from service.evaluation.search import evolution
 from service.evaluation.search.evolution import ONE, Individual, Space
 from service.evaluation.search.judging import Losses, methods_of
@@ -135,7 +135,10 @@ class SearchPlan(Plan):
         methods = methods_of([self._subject(found), *self.compared], losses, found, self.held_out, self.target)
         generations = list(_course(self.bred, losses))
         words = sentences(methods, generations, self.target, len(self.held_out.windows))
-        words += [measured_text([document.info for document in self.documents])]
+        infos = [document.info for document in self.documents]
+        words += [measured_text(infos), *overlaps_text(infos)]
+        if any(info.overlap for info in infos):
+            words.append("So held-out windows may repeat text that the search has read.")
         words += [*out_of_reach(self.target, self.served), *skipped_text(self.documents, self.skipped)]
         best = min(methods, key=lambda one: one.held_out.perplexity if one.held_out else one.search_loss)
         beaten = [method.label for method in surely_beaten(methods[1:])]
@@ -222,8 +225,14 @@ def _target(
 ) -> int:
     wanted, trained = request.length, served.trained_length
     if wanted is None:
-        shortest = min(len(document.token_ids) for document in documents) + special
-        wanted = max(2, min(DEFAULT_REACH * trained, shortest, served.engine.scores.most))
+        sizes = [len(document.token_ids) for document in documents]
+        # With at most two windows' worth of each document lost: steps of half a window for all windows.
+        room = 2 * sum(sizes) // (request.windows + request.held_out + 1 + 2 * len(sizes))
+        wanted = max(2, min(DEFAULT_REACH * trained, min(sizes) + special, room, served.engine.scores.most))
+        if wanted <= trained:
+            windows = f"{request.windows} windows and {request.held_out} held-out ones"
+            message = f"{windows} beyond the trained length, {trained}, need more text: send more, or ask for fewer"
+            raise InvalidEvaluation("input", message)
     if wanted <= trained:
         raise InvalidEvaluation("length", f"must be beyond the trained length, {trained}, not {wanted}")
     (target,) = lengths_of([wanted], served, documents, special, settings, "length")

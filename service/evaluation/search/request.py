@@ -20,7 +20,8 @@ class SearchRequest(ByLengthRequest):
 
     evaluation: Literal["search"] = "search"
     length: Tokens | None = Field(
-        None, description="Tokens that the model is to read; 4 times the trained length when absent."
+        None,
+        description="Tokens that the model is to read; 4 times the trained length when absent, or as the text allows.",
     )
     input: TextOrTokens = Field(
         DEFAULT_DOCUMENT,

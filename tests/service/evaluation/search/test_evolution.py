@@ -54,6 +54,7 @@ def test_every_individual_is_new_and_inside_the_space() -> None:
     assert [len(generation) for generation in bred] == [24, *[12] * 7]
     assert bred[0][:2] == tuple(STARTS)
     assert children_of(64) == 32
+    assert all(0 < 2 * children_of(population) <= population for population in range(4, 65))
 
 
 def test_a_later_generation_comes_closer() -> None:

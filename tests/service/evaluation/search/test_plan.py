@@ -65,6 +65,32 @@ def test_text_without_room_is_refused_and_the_least_that_suffices_is_not() -> No
     assert [len(half.windows) for half in halves(256)] == [2, 4]
 
 
+def test_a_window_of_each_document_is_enough() -> None:
+    documents = [from_token_ids(f"{index}", [index] * 64, tiny_tokenizer()) for index in range(12)]
+    search, held_out = split(documents, 64, 32, (4, 8), 0)
+    assert sorted(place.document for half in (search, held_out) for place in half.windows) == list(range(12))
+    with pytest.raises(InvalidEvaluation, match="need 480 tokens of one document: send more text"):
+        split(documents, 64, 32, (4, 9), 0)
+
+
+@pytest.mark.parametrize("sizes", [(1000,), (700, 400), (300, 300, 300)])
+def test_the_length_by_default_has_room_for_all_windows(models: ModelRegistry, sizes: tuple[int, ...]) -> None:
+    documents = [[5 + index] * size for index, size in enumerate(sizes)]
+    plan = planned(models, length=None, input=documents, held_out=8)
+    assert 64 < plan.target < 4 * 64
+    assert (len(plan.places.windows), len(plan.held_out.windows)) == (2, 8)
+    with pytest.raises(InvalidEvaluation, match="input: 2 windows and 90 held-out ones beyond the trained length, 64"):
+        planned(models, length=None, input=documents, held_out=90)
+
+
+def test_documents_that_repeat_one_another_bring_a_caution(models: ModelRegistry) -> None:
+    text = TEXT[:3000]
+    result, _ = answered(planned(models, length=128, input=[text, f"Hello. {text}"]), lambda unit: 2.0)
+    assert "So held-out windows may repeat text that the search has read." in result.answer.words
+    result, _ = answered(planned(models), lambda unit: 2.0)
+    assert not [word for word in result.answer.words if "may repeat" in word]
+
+
 def test_stages_are_generations_and_then_the_held_out_windows(models: ModelRegistry) -> None:
     plan = planned(models)
     assert [subject.label for subject in plan.compared] == [
