@@ -127,11 +127,13 @@ def exported(block: str) -> None:
     compile(shlex.split(python)[-1], "<page>", "exec")
 
 
-def known_to_serve(block: str) -> None:
-    """`ropeway serve` has these options."""
-    known = ropeway("serve", "--help").output
-    for line in block.splitlines():
-        options = [word for word in shlex.split(line) if word.startswith("--")]
+def known_to_the_command(block: str) -> None:
+    """`ropeway serve`, or another one, has these options."""
+    for line in block.replace("\\\n", " ").splitlines():
+        _, command, *words = shlex.split(line)
+        known, options = ropeway(command, "--help").output, [word for word in words if word.startswith("--")]
+        if command in EVALUATIONS:
+            known += ropeway(command, "--fields").output
         assert options
         assert [option for option in options if option not in known] == []
 
@@ -152,7 +154,8 @@ NOT_RUN: dict[str, Callable[[str], None]] = {
     "git clone <this repository> ropeway && cd ropeway\nmake setup": rehearsed,  # downloads; and checks, this suite too
     "ROPEWAY_MODEL=Qwen/Qwen2.5-0.5B docker compose": known_to_compose,  # an image of gigabytes
     "docker compose": known_to_compose,
-    "ropeway serve --model FOLDER": known_to_serve,  # goes on
+    "ropeway serve --model FOLDER": known_to_the_command,  # goes on
+    "ropeway search great-expectations": known_to_the_command,  # texts that are not here
     "export RAY_AUTH_MODE": known_to_scale,  # a cluster
     "export RAY_DASHBOARD_ADDRESS": known_to_scale,
     "kubectl create secret": known_to_scale,
