@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -34,9 +34,6 @@ from service.cli.shared.measuring import (
 from service.cli.shared.options import Encodings, ModelName, Server, encodings_option
 from service.cli.shared.terminal import new_table, print_table, stdout
 from service.evaluation.catalogue import EVALUATIONS, OPTION, Evaluation
-
-if TYPE_CHECKING:
-    pass
 
 IncludeText = Annotated[
     bool,

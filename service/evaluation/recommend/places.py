@@ -63,12 +63,23 @@ def places_of(documents: Sequence[Document], room: int, tail: int, windows: int,
     Raises:
         InvalidEvaluation: when the documents have room for fewer than two.
     """
-    every = [
-        Place(index, stop)
-        for index, document in enumerate(documents)
-        for stop in range(room, len(document.token_ids) + 1, tail)
-    ]
+    every = places_in(documents, room, tail)
     if len(every) < 2:
         raise InvalidEvaluation("input", f"needs {room + tail} tokens for two windows: send more text")
-    order = np.random.default_rng(seed).permutation(len(every))[:windows]
+    return drawn(every, windows, np.random.default_rng(seed))
+
+
+def places_in(documents: Sequence[Document], stretch: int, scored: int) -> list[Place]:
+    """All places of windows of ``stretch`` tokens whose last ``scored`` ones do not overlap, in the order of the
+    text."""
+    return [
+        Place(index, stop)
+        for index, document in enumerate(documents)
+        for stop in range(stretch, len(document.token_ids) + 1, scored)
+    ]
+
+
+def drawn(every: Sequence[Place], windows: int, rng: np.random.Generator) -> Places:
+    """At most ``windows`` of ``every`` place, in random order."""
+    order = rng.permutation(len(every))[:windows]
     return Places(tuple(every[index] for index in order.tolist()), len(every))

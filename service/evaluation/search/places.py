@@ -8,7 +8,7 @@ import numpy as np
 
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.documents import Document
-from service.evaluation.recommend.places import Place, Places
+from service.evaluation.recommend.places import Places, drawn, places_in
 
 
 def split(
@@ -23,11 +23,7 @@ def split(
         InvalidEvaluation: when the documents have no room for these windows.
     """
     windows, held_out = wanted
-    every = [
-        Place(index, stop)
-        for index, document in enumerate(documents)
-        for stop in range(stretch, len(document.token_ids) + 1, scored)
-    ]
+    every = places_in(documents, stretch, scored)
     count = len(every) * windows // (windows + held_out)
     earlier, last = every[:count], every[max(0, count - 1)]
     later = [place for place in every[count:] if place.document > last.document or place.stop >= last.stop + stretch]
@@ -39,9 +35,5 @@ def split(
             "fewer, or for a shorter length"
         )
         raise InvalidEvaluation("input", message)
-    order = np.random.default_rng(seed)
-    return _drawn(earlier, windows, order), _drawn(later, held_out, order)
-
-
-def _drawn(every: Sequence[Place], count: int, order: np.random.Generator) -> Places:
-    return Places(tuple(every[index] for index in order.permutation(len(every))[:count].tolist()), len(every))
+    rng = np.random.default_rng(seed)
+    return drawn(earlier, windows, rng), drawn(later, held_out, rng)

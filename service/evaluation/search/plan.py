@@ -119,7 +119,7 @@ class SearchPlan(Plan):
             return None
         losses = self._losses(outcomes).searched
         if len(self.bred) < self.generations:
-            rng = np.random.default_rng([self.request.seed, len(self.bred)])
+            rng = _rng(self.request.seed, len(self.bred))
             if born := evolution.next_generation(losses, self.space, self.request.population, rng):
                 return replace(self, bred=(*self.bred, born))
         if self.request.stop_after is not None:
@@ -153,7 +153,7 @@ class SearchPlan(Plan):
             seed=self.request.seed,
             bos=self.bos is not None,
             tokens_read=sum(unit.tokens for unit in self.units),
-            documents=[document.info for document in self.documents],
+            documents=infos,
             skipped=self.skipped,
             pe=methods[0].request,
             generations=generations,
@@ -170,6 +170,11 @@ class SearchPlan(Plan):
                 break
             done += 1
         return request.model_copy(update={"stop_after": done}) if done else None
+
+
+def _rng(seed: int, bred: int) -> np.random.Generator:
+    """For the next generation after ``bred`` ones. A list that ends in 0 is the seed alone, which draws places."""
+    return np.random.default_rng([seed, 1 + bred])
 
 
 def _best(losses: dict[Individual, float]) -> Individual:
@@ -226,7 +231,7 @@ def _target(
     wanted, trained = request.length, served.trained_length
     if wanted is None:
         sizes = [len(document.token_ids) for document in documents]
-        # With at most two windows' worth of each document lost: steps of half a window for all windows.
+        # Windows take steps of half a window. A document has no room for up to two more.
         room = 2 * sum(sizes) // (request.windows + request.held_out + 1 + 2 * len(sizes))
         wanted = max(2, min(DEFAULT_REACH * trained, min(sizes) + special, room, served.engine.scores.most))
         if wanted <= trained:
@@ -256,5 +261,5 @@ def _begin(request: SearchRequest, served: ServedModel, target: int) -> tuple[Sp
     except ValueError as error:
         raise InvalidEvaluation("model", f"has no factors to search: {error}") from error
     space = Space.of(pairs, times)
-    rng = np.random.default_rng([request.seed, 0])
+    rng = _rng(request.seed, 0)
     return space, evolution.first_generation([*map(space.nearest, factors)], space, request.population, rng)

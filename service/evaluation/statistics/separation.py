@@ -14,8 +14,6 @@ BY_RATIO = "Perplexities are compared by the interval of their ratio, which is u
 BY_RATIO_IN_SHORT = "verdicts go by the interval of the ratio"
 """For a line that has room for no more."""
 
-UNSURE = '"?": 95 % intervals do not decide'
-
 
 def ratio_note(scores: Scores) -> str:
     """``BY_RATIO`` where two methods have intervals over the same tokens, else nothing."""
@@ -28,7 +26,7 @@ def verdict_note(*, by_ratio: bool, doubtful: bool, short: bool = False) -> str:
     """The sentence below verdicts, of which ``doubtful`` ones end in a question mark; it may be empty."""
     if by_ratio:
         return (BY_RATIO_IN_SHORT if short else BY_RATIO) + ('; "?": it does not decide' if doubtful else "")
-    return UNSURE if doubtful else ""
+    return '"?": 95 % intervals do not decide' if doubtful else ""
 
 
 def is_by_ratio(score: Score, other: Score, *, same_tokens: bool = True) -> bool:

@@ -18,7 +18,7 @@ from service.jobs.records import JobState
 from service.settings import Settings
 from tests.conftest import ROOT
 from tests.service.cli.shell import succeeded
-from tests.test_packaging import instructions
+from tests.test_image import instructions
 
 TEXT = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
 ERRORS = [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\| `.*$", TEXT, re.M)]
