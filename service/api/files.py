@@ -104,10 +104,11 @@ async def result_file(
 
 def file_response(rendered: Rendered, request: Request) -> Response:
     """Raises:
-    ApiError: 400 for a picture that is not there, or a file larger than an answer may be.
+    ApiError: 400 for a file that is refused, or is larger than an answer may be.
     """
     if rendered.refusal is not None:
-        raise bad_request(f"picture: {rendered.refusal}", "picture")
+        field = rendered.refused_field
+        raise bad_request(f"{field}: {rendered.refusal}", field)
     settings: Settings = request.app.state.settings
     if len(rendered.data) > settings.max_answer_bytes:
         message = f"this file has {len(rendered.data)} bytes and an answer at most {settings.max_answer_bytes}"

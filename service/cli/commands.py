@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from service.cli import evaluations, interrupts
+from service.cli.compare import compare
 from service.cli.demo import demo
 from service.cli.export import export
 from service.cli.generate import generate
@@ -82,5 +83,5 @@ evaluations.add_to(app)
 app.add_typer(jobs, name="jobs")
 app.add_typer(keys, name="keys")
 app.add_typer(scale, name="scale")
-for listing in (report, methods, models, export, demo):
+for listing in (compare, report, methods, models, export, demo):
     app.command()(listing)

@@ -44,7 +44,7 @@ Id = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or a uniqu
 
 
 @contextmanager
-def _connected(server: str | None) -> Iterator[Ropeway]:
+def connected_to_jobs(server: str | None) -> Iterator[Ropeway]:
     """A client of the server with the jobs."""
     with connected(_address(server)) as client:
         yield client
@@ -57,7 +57,7 @@ def _address(server: str | None) -> str:
     return server or os.environ.get("ROPEWAY_URL") or DEFAULT_URL
 
 
-def _whole(client: Ropeway, job_id: str) -> str:
+def whole(client: Ropeway, job_id: str) -> str:
     """The id that starts with ``job_id``.
 
     Raises:
@@ -80,7 +80,7 @@ def list_jobs(
     server: Server = None,
 ) -> None:
     """The newest jobs, newest first."""
-    with _connected(server) as client:
+    with connected_to_jobs(server) as client:
         found = client.jobs(limit=min(limit + 1, MOST_LISTED), state=state)
     table = new_table("job", "evaluation", "encodings", "state", "units", "created")
     for job in found[:limit]:
@@ -130,8 +130,8 @@ def show_job(
     """One job as JSON. Its texts are lengths and hashes without --json."""
     from service.reports.texts import without_texts
 
-    with _connected(server) as client:
-        job = client.job(_whole(client, job_id))
+    with connected_to_jobs(server) as client:
+        job = client.job(whole(client, job_id))
     shown = job if as_json else job.model_copy(update={"request": without_texts(job.request)})
     typer.echo(shown.model_dump_json(indent=2))
 
@@ -143,8 +143,8 @@ def follow(
     server: Server = None,
 ) -> None:
     """Follow a job until it ends, then print its result. Ctrl-C ends the following and leaves the job alone."""
-    with _connected(server) as client:
-        job = finish(client, client.job(_whole(client, job_id)), _address(server), cancel=cancel_)
+    with connected_to_jobs(server) as client:
+        job = finish(client, client.job(whole(client, job_id)), _address(server), cancel=cancel_)
         with finding_again(job, _address(server)):
             show(client.result(job.id))
 
@@ -152,8 +152,8 @@ def follow(
 @jobs.command("resume")
 def resume(job_id: Id, server: Server = None) -> None:
     """Queue a cancelled or failed job again. Its finished units are not repeated."""
-    with _connected(server) as client:
-        job = client.resume(_whole(client, job_id))
+    with connected_to_jobs(server) as client:
+        job = client.resume(whole(client, job_id))
     finished = f"{job.units_done} of {job.units_total} units are finished"
     stdout.print(f"{job.id[:12]} is {job.state}; {finished}, and are not repeated unless code or weights have changed")
 
@@ -161,10 +161,10 @@ def resume(job_id: Id, server: Server = None) -> None:
 @jobs.command("cancel")
 def cancel(job_id: Id, server: Server = None) -> None:
     """End a job. Its finished units stay in the store for other jobs."""
-    with _connected(server) as client:
-        whole = _whole(client, job_id)
-        client.cancel(whole)
-        job = client.job(whole)
+    with connected_to_jobs(server) as client:
+        found = whole(client, job_id)
+        client.cancel(found)
+        job = client.job(found)
     if job.state in ("done", "failed"):
         ended = "is done" if job.state == "done" else "has failed"
         stdout.print(f"{job.id[:12]} {ended} already: there is nothing to cancel")
@@ -175,8 +175,8 @@ def cancel(job_id: Id, server: Server = None) -> None:
 @jobs.command("forget")
 def forget(job_id: Id, server: Server = None) -> None:
     """Remove a job that has ended, and its result."""
-    with _connected(server) as client:
-        client.forget(_whole(client, job_id))
+    with connected_to_jobs(server) as client:
+        client.forget(whole(client, job_id))
 
 
 @jobs.command("results")
@@ -195,12 +195,12 @@ def results(
     if include_text and not as_json:
         raise typer.BadParameter("--include-text needs --json")
     check_files(("--parquet", parquet))
-    with _connected(server) as client:
-        whole = _whole(client, job_id)
+    with connected_to_jobs(server) as client:
+        found = whole(client, job_id)
         if parquet is not None:
-            save(parquet, client.download(whole, "results.parquet"))
+            save(parquet, client.download(found, "results.parquet"))
             return
-        show_early(client, whole, as_json=as_json, as_csv=as_csv, include_text=include_text)
+        show_early(client, found, as_json=as_json, as_csv=as_csv, include_text=include_text)
 
 
 def report(
@@ -212,10 +212,10 @@ def report(
     """Save the report of a job: one HTML file with every picture and the numbers."""
     check_files(("--output", output))
     check_page("--output", output)
-    with _connected(server) as client:
-        whole = _whole(client, job_id)
-        page = client.download(whole, "report.html", include_text=include_text)
-        save(output or Path(f"{printable(whole)}.html"), page)
+    with connected_to_jobs(server) as client:
+        found = whole(client, job_id)
+        page = client.download(found, "report.html", include_text=include_text)
+        save(output or Path(f"{printable(found)}.html"), page)
 
 
 def _style(job: JobInfo) -> str:

@@ -12,12 +12,14 @@ from service.client.asynchronous import AsyncRopeway
 from service.client.errors import RopewayError
 from service.client.events import StreamEvent
 from service.client.synchronous import Ropeway
+from service.evaluation.comparison.results import ComparisonResult
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.results import EvaluationResult, Progress
 from service.jobs.records import JobInfo, UnitDone
 
 __all__ = [
     "AsyncRopeway",
+    "ComparisonResult",
     "EvaluationResult",
     "ExportResult",
     "GenerateResponse",

@@ -23,12 +23,14 @@ from service.client.requests import (
     GenerateOptions,
     PerplexityOptions,
     Prompt,
+    comparison_path,
     connection,
     file_path,
     given,
     idempotent,
 )
 from service.client.retries import RECONNECT_S, Following, async_retrying
+from service.evaluation.comparison.results import ComparisonResult
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.results import EvaluationResult, Progress
 from service.jobs.records import JobInfo, JobState, UnitDone
@@ -177,6 +179,16 @@ class AsyncRopeway:
         ``partial`` names the missing ones. ``include_text`` gives each output the prompt that its evaluation wrote."""
         response = await self._answer("GET", file_path(job_id, "results.json", include_text))
         return typed_result(json_of(response), response)
+
+    async def compare(
+        self, jobs: Sequence[str], *, names: Sequence[str] | None = None, baseline: str | None = None
+    ) -> ComparisonResult:
+        """The results of ``jobs`` of one evaluation beside each other: two models, or one before and after training.
+
+        Each method has the ratio to its partner, or the difference from it, with a 95 % interval. The partner is the
+        method with the same label in the first job, or ``baseline``. ``names`` has one for each job.
+        """
+        return await self._ask(ComparisonResult, "GET", comparison_path(jobs, names, baseline))
 
     async def download(
         self,

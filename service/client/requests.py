@@ -85,6 +85,13 @@ def given(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def comparison_path(jobs: Sequence[str], names: Sequence[str] | None, baseline: str | None) -> str:
+    """The path of the comparison of ``jobs``."""
+    asked = given({"names": ",".join(names) if names else None, "baseline": baseline})
+    query = httpx.QueryParams(asked)
+    return f"/comparisons/{','.join(jobs)}/results.json" + (f"?{query}" if query else "")
+
+
 def file_path(job_id: str, file: str, include_text: bool = False, picture: str | None = None) -> str:
     """The path of a job's file; a report is the standalone one."""
     asked = {"standalone": file.endswith(".html"), "include_text": include_text}

@@ -154,6 +154,15 @@ def any_result() -> Any:
     return union_of(evaluation.result for evaluation in _ALL)
 
 
+def result_type(evaluation: str) -> type[EvaluationResult]:
+    """The class of the results of an evaluation, or of a comparison of several."""
+    if evaluation in EVALUATIONS:
+        return EVALUATIONS[evaluation].result
+    from service.evaluation.comparison.results import ComparisonResult
+
+    return ComparisonResult
+
+
 def plan_of(request: EvaluationRequest, models: ModelRegistry, settings: Settings) -> Plan:
     """The plan of any evaluation.
 

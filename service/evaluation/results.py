@@ -52,11 +52,13 @@ def are_equal(a: float, b: float) -> bool:
 
 
 class Score(NamedTuple):
-    """The main number of a method at a length. A perplexity has ``pieces`` to pair: documents, or quarters of one."""
+    """The main number of a method at a length. A perplexity has ``pieces`` to pair: documents, or quarters of one. A
+    share has the scores of its ``samples``."""
 
     value: float
     interval: Interval | None
     pieces: list[Group] | None = None
+    samples: Sequence[float] = ()
 
 
 class Scores(NamedTuple):

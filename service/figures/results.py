@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from service.evaluation.catalogue import EVALUATIONS
+from service.evaluation.comparison.results import ComparisonResult
 from service.evaluation.results import EvaluationResult
 from service.figures.drawing.charts import note
+from service.figures.evaluations.comparison import comparison_pictures
 from service.figures.picture import Picture
 from service.figures.web.page import plot_page
 
@@ -54,9 +56,15 @@ def html_of(result: EvaluationResult, plotly: str | None = None, name: str | Non
     return plot_page(picture_of(result, name), plotly)
 
 
+def _pictures(result: EvaluationResult) -> Iterable[Picture]:
+    if isinstance(result, ComparisonResult):
+        return comparison_pictures(result)
+    return EVALUATIONS[result.evaluation].pictures(result)
+
+
 def _drawn(result: EvaluationResult) -> Iterator[Picture]:
     """One by one; those of a partial result name its scope."""
-    for picture in EVALUATIONS[result.evaluation].pictures(result):
+    for picture in _pictures(result):
         if scope := result.scope():
             note(picture.figure, scope)
         yield picture

@@ -16,7 +16,7 @@ from service.figures.web.page import PLOTLY_FROM_A_PAGE, as_json, scripts
 from service.jobs.records import JobInfo
 from service.reports.html import report_of
 from service.reports.pages import policy
-from service.reports.rendered import PageOptions, Rendered
+from service.reports.rendered import PageOptions, Rendered, refused
 from service.reports.table import table
 
 
@@ -69,7 +69,12 @@ def _figures(result: EvaluationResult, _: JobInfo | None, __: PageOptions) -> Re
     return Rendered(gzip.compress(text.encode(), 5, mtime=0), "application/json", True)
 
 
+def _json(result: EvaluationResult, _: JobInfo | None, __: PageOptions) -> Rendered:
+    return Rendered(gzip.compress(result.model_dump_json().encode(), 6, mtime=0), "application/json", True)
+
+
 FORMS: dict[str, Callable[[EvaluationResult, JobInfo | None, PageOptions], Rendered]] = {
+    "json": _json,
     "csv": _table,
     "parquet": _parquet,
     "png": _png,
@@ -85,7 +90,7 @@ def form_of(form: str, result: EvaluationResult, job: JobInfo | None, options: P
     try:
         return FORMS[form](result, job, options)
     except NoSuchPicture as error:
-        return Rendered(b"", "", False, refusal=str(error))
+        return refused("picture", str(error))
 
 
 for _evaluation in EVALUATIONS.values():  # the fork server imports these once, for all its processes

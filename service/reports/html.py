@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.formatting import counted
 from service.evaluation.results import DocumentInfo, EvaluationResult
 from service.evaluation.setup import Setup
@@ -78,12 +79,15 @@ def report_of(
         intervals=intervals_note(result)
         if any(cell.interval for table in tables for _, cells in table.rows for cell in cells)
         else "",
-        methods=[MethodShown(method.label, method.model, _json(method.pe)) for method in result.methods],
+        methods=[
+            MethodShown(name, method.model, _json(method.pe))
+            for name, method in zip(result.names(), result.methods, strict=True)
+        ],
         numbers=_titled(numbers.table),
         numbers_told=_told(len(numbers.table.rows), numbers.rows),
         files=_files(job),
         standalone=plotly is None,
-        path=result.evaluation,
+        path=result.evaluation if result.evaluation in EVALUATIONS else "",
         request=_json(shown) if shown else None,
         texts_left_out=shown != asked,
         prompts=_prompts(result),

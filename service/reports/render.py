@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from patches import Recipe, ResolvedRecipe
-from service.evaluation.catalogue import EVALUATIONS
+from service.evaluation.catalogue import result_type
 from service.jobs.records import JobInfo
-from service.reports.rendered import PAGE, PageOptions, Rendered
+from service.reports.rendered import PAGE, PageOptions, Rendered, refused
 
 
 def file_of(form: str, evaluation: str, packed: bytes, job: str | None = None, options: PageOptions = PAGE) -> Rendered:
@@ -20,8 +20,25 @@ def file_of(form: str, evaluation: str, packed: bytes, job: str | None = None, o
     ``job`` is its job's description as JSON."""
     from service.reports.forms import form_of
 
-    result = EVALUATIONS[evaluation].result.model_validate_json(gzip.decompress(packed))
+    result = result_type(evaluation).model_validate_json(gzip.decompress(packed))
     return form_of(form, result, None if job is None else JobInfo.model_validate_json(job), options)
+
+
+def comparison_of(
+    form: str, sources: Sequence[tuple[str, str, bytes]], baseline: str | None, options: PageOptions = PAGE
+) -> Rendered:
+    """The comparison of results in a form of ``file_of``. Each is (its name, its evaluation, JSON under gzip)."""
+    from service.evaluation.comparison.comparing import Named, NotComparable, compared
+    from service.reports.forms import form_of
+
+    named = [
+        Named(name, result_type(evaluation).model_validate_json(gzip.decompress(packed)))
+        for name, evaluation, packed in sources
+    ]
+    try:
+        return form_of(form, compared(named, baseline), None, options)
+    except NotComparable as error:
+        return refused(error.field, str(error))
 
 
 def frequencies_of(

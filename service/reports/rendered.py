@@ -7,13 +7,19 @@ from typing import NamedTuple
 
 class Rendered(NamedTuple):
     """A file: ``data`` is packed with gzip where that makes it smaller, ``policy`` is a page's. ``refusal``: there is
-    no such file, and why."""
+    no such file, and why; ``refused_field`` is the field at fault."""
 
     data: bytes
     media_type: str
     packed: bool
     policy: str | None = None
     refusal: str | None = None
+    refused_field: str = ""
+
+
+def refused(field: str, why: str) -> Rendered:
+    """No file, because of a field."""
+    return Rendered(b"", "", False, refusal=why, refused_field=field)
 
 
 class PageOptions(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 
-from service.evaluation.catalogue import EVALUATIONS
+from service.evaluation.catalogue import result_type
 from service.evaluation.results import EvaluationResult
 from service.evaluation.tables import csv_of
 from service.reports.rendered import Rendered
@@ -15,7 +15,7 @@ from service.reports.rendered import Rendered
 
 def table_of(evaluation: str, packed: bytes) -> Rendered:
     """The table of the result in ``packed``, JSON under gzip."""
-    return table(EVALUATIONS[evaluation].result.model_validate_json(gzip.decompress(packed)))
+    return table(result_type(evaluation).model_validate_json(gzip.decompress(packed)))
 
 
 def table(result: EvaluationResult) -> Rendered:

@@ -53,7 +53,7 @@ async def _units(job_id: str, request: Request, include_text: bool = False) -> l
 async def results_json(job_id: str, request: Request, include_text: WithPrompts = False) -> Response:
     """The result, which depends on its inputs alone: times are with the job. A cancelled or failed job has the result
     of its complete methods; ``partial`` lists the missing units."""
-    packed = await _result(job_id, request)
+    packed = await result_of(job_id, request)
     if include_text:
         prompts.check(packed.evaluation)
         packed = await prompts.in_result(packed, job_id, request)
@@ -105,7 +105,7 @@ async def report_html(
     """The request, the result, every picture and the numbers on one page. It says so where prompts are asked for and
     cannot be written again."""
     info = await job_info(job_id, request)
-    packed = await _result(job_id, request)
+    packed = await result_of(job_id, request)
     if include_text and prompts.writes_prompts(packed.evaluation):
         with suppress(prompts.OtherSetup):
             packed = await prompts.in_result(packed, job_id, request)
@@ -120,10 +120,10 @@ async def _file(
     options: PageOptions = PAGE,
     packed: Packed | None = None,
 ) -> Response:
-    return await result_file(form, job_id, packed or await _result(job_id, request), request, info, options)
+    return await result_file(form, job_id, packed or await result_of(job_id, request), request, info, options)
 
 
-async def _result(job_id: str, request: Request) -> Packed:
+async def result_of(job_id: str, request: Request) -> Packed:
     """Raises:
     ApiError: 409 while the job has no result.
     """

@@ -11,7 +11,7 @@ from service import context
 from service.api.encodings.auto import with_methods
 from service.api.http.queries import WholeNumber
 from service.api.http.routing import DocumentsRoute
-from service.api.jobs import events, files
+from service.api.jobs import comparison, events, files
 from service.api.jobs.lookup import job_info, linked, runner_of, stored_job, with_files
 from service.api.jobs.submission import NO_ROOM, IdempotencyKey, accepted, charged, check_room, submit
 from service.api.quotas import admit, rate_of
@@ -116,4 +116,4 @@ async def resume(job_id: str, request: Request) -> Any:
     return accepted(resumed, request)
 
 
-ROUTERS = (router, events.router, files.router)
+ROUTERS = (router, events.router, files.router, comparison.router)

@@ -67,16 +67,24 @@ class LengthScore(Averages):
     length: int
 
 
-def scores_by_length(lengths: Sequence[LengthScore]) -> dict[int, Score]:
-    """The scores of one method."""
-    return {at.length: Score(at.score, at.interval) for at in lengths}
+class PromptScore(LengthScore):
+    """One method at one length, over the prompts of one kind."""
+
+    outputs: list[SampleResult]
 
 
-class DepthScore(LengthScore):
-    """One method at one length and depth, the share of the haystack before the hidden text."""
+def scores_by_length(lengths: Sequence[LengthScore], prompts: Sequence[PromptScore]) -> dict[int, Score]:
+    """The scores of one method, with those of its ``prompts``."""
+    samples: dict[int, list[float]] = {at.length: [] for at in lengths}
+    for kind in prompts:
+        samples[kind.length] += [output.score for output in kind.outputs]
+    return {at.length: Score(at.score, at.interval, samples=samples[at.length]) for at in lengths}
+
+
+class DepthScore(PromptScore):
+    """``PromptScore`` at one depth, the share of the haystack before the hidden text."""
 
     depth: float
-    outputs: list[SampleResult]
 
 
 class DepthMethod(MethodInResult):
@@ -104,7 +112,7 @@ class DepthResult(EvaluationResult):
 
     def scores(self) -> Scores:
         """The share found, over all depths."""
-        return Scores("share found", False, [scores_by_length(method.lengths) for method in self.methods])
+        return Scores("share found", False, [scores_by_length(method.lengths, method.cells) for method in self.methods])
 
     def outputs(self) -> list[SampleResult]:
         return [output for method in self.methods for cell in method.cells for output in cell.outputs]

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from service.evaluation.formatting import percent
 from service.evaluation.results import Columns, DocumentInfo, EvaluationResult, MethodInResult, Row, Scores
-from service.evaluation.retrieval.results import LengthScore, SampleResult, scores_by_length
+from service.evaluation.retrieval.results import LengthScore, PromptScore, SampleResult, scores_by_length
 from service.evaluation.words import best_method, reaches
 
 TaskName = Literal[
@@ -26,11 +26,10 @@ TaskName = Literal[
 ]
 
 
-class TaskScore(LengthScore):
-    """One method at one length on one task."""
+class TaskScore(PromptScore):
+    """``PromptScore`` of one task."""
 
     task: TaskName
-    outputs: list[SampleResult]
 
 
 class RulerMethod(MethodInResult):
@@ -65,7 +64,7 @@ class RulerResult(EvaluationResult):
 
     def scores(self) -> Scores:
         """The average over all tasks."""
-        by_method = [scores_by_length(method.lengths) for method in self.methods]
+        by_method = [scores_by_length(method.lengths, method.tasks) for method in self.methods]
         return Scores("RULER score", False, by_method, effective_lengths=self._effective_lengths())
 
     def outputs(self) -> list[SampleResult]:

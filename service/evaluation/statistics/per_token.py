@@ -11,7 +11,7 @@ import numpy as np
 from service.evaluation.results import Group, Interval
 from service.evaluation.statistics.nll import LengthResult, PositionBucket
 from service.evaluation.statistics.pieces import pieces_of
-from service.evaluation.statistics.student import mean_of
+from service.evaluation.statistics.student import Mean, mean_of
 from service.sharing.stopping import check_wanted
 
 BLOCK = 64
@@ -110,7 +110,7 @@ def paired_probability(a: Sequence[Group], b: Sequence[Group]) -> float | None:
     """
     if not are_paired(a, b):
         raise ValueError("the groups of the two methods do not have the same tokens")
-    found = mean_of([(right - left, tokens) for (left, tokens), (right, _) in zip(a, b, strict=True)], TWICE)
+    found = _above(b, a)
     return None if found is None else found.above
 
 
@@ -119,11 +119,25 @@ def surely_apart(a: Sequence[Group], b: Sequence[Group], factor: float) -> bool:
 
     Both are pieces over the same tokens, so text that is hard for both counts for nothing. False with fewer than three.
     """
-    beyond = [
-        (left - right - math.log(factor) * tokens, tokens) for (left, tokens), (right, _) in zip(a, b, strict=True)
-    ]
-    found = mean_of(beyond, TWICE)
-    return found is not None and abs(found.value) >= found.half
+    found = _above(a, b)
+    return found is not None and abs(found.value - math.log(factor)) >= found.half
+
+
+def ratio_of(a: Sequence[Group], b: Sequence[Group]) -> tuple[float, tuple[float, float] | None]:
+    """The ratio of two perplexities, ``a`` to ``b``, and the ends of its 95 % interval.
+
+    Both are pieces over the same tokens. With fewer than three there is no interval.
+    """
+    found = _above(a, b)
+    if found is None:
+        tokens = sum(tokens for _, tokens in a)
+        return finite_exp((sum(nll for nll, _ in a) - sum(nll for nll, _ in b)) / tokens), None
+    return finite_exp(found.value), (finite_exp(found.value - found.half), finite_exp(found.value + found.half))
+
+
+def _above(a: Sequence[Group], b: Sequence[Group]) -> Mean | None:
+    """The mean NLL per token of ``a`` above that of ``b``."""
+    return mean_of([(left - right, tokens) for (left, tokens), (right, _) in zip(a, b, strict=True)], TWICE)
 
 
 def position_buckets(windows: list[Scored]) -> list[PositionBucket]:

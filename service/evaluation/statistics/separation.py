@@ -31,7 +31,7 @@ def verdict_note(*, by_ratio: bool, doubtful: bool, short: bool = False) -> str:
 
 def is_by_ratio(score: Score, other: Score, *, same_tokens: bool = True) -> bool:
     """True if ``are_apart`` goes by the ratio, and readers see another interval of ``score``."""
-    return score.interval is not None and _paired(score, other, same_tokens=same_tokens) is not None
+    return score.interval is not None and pieces_of_both(score, other, same_tokens=same_tokens) is not None
 
 
 def are_apart(score: Score, other: Score, factor: float = 1.0, *, same_tokens: bool = True) -> bool:
@@ -39,11 +39,11 @@ def are_apart(score: Score, other: Score, factor: float = 1.0, *, same_tokens: b
 
     With ``same_tokens`` and equal pieces, it is the interval of their ratio. So hard text costs no certainty.
     """
-    pieces = _paired(score, other, same_tokens=same_tokens)
+    pieces = pieces_of_both(score, other, same_tokens=same_tokens)
     return _by_both_intervals(score, other, factor) if pieces is None else surely_apart(*pieces, factor)
 
 
-def _paired(score: Score, other: Score, *, same_tokens: bool) -> tuple[list[Group], list[Group]] | None:
+def pieces_of_both(score: Score, other: Score, *, same_tokens: bool) -> tuple[list[Group], list[Group]] | None:
     """The pieces of both, where they are of the same tokens."""
     a, b = score.pieces, other.pieces
     return (a, b) if same_tokens and a is not None and b is not None and are_paired(a, b) else None

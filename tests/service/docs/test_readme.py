@@ -130,7 +130,7 @@ def exported(block: str) -> None:
 def known_to_the_command(block: str) -> None:
     """`ropeway serve`, or another one, has these options."""
     for line in block.replace("\\\n", " ").splitlines():
-        _, command, *words = shlex.split(line)
+        _, command, *words = shlex.split(line[line.index("ropeway ") :])
         known, options = ropeway(command, "--help").output, [word for word in words if word.startswith("--")]
         if command in EVALUATIONS:
             known += ropeway(command, "--fields").output
@@ -156,6 +156,7 @@ NOT_RUN: dict[str, Callable[[str], None]] = {
     "docker compose": known_to_compose,
     "ropeway serve --model FOLDER": known_to_the_command,  # goes on
     "ropeway search great-expectations": known_to_the_command,  # texts that are not here
+    "ropeway perplexity --pe default --pe yarn:4 --lengths 256,512": known_to_the_command,  # two runs of a model
     "export RAY_AUTH_MODE": known_to_scale,  # a cluster
     "export RAY_DASHBOARD_ADDRESS": known_to_scale,
     "kubectl create secret": known_to_scale,

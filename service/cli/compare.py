@@ -1,0 +1,103 @@
+"""``ropeway compare``: results of several models or versions side by side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from service.cli.jobs import Server, connected_to_jobs, whole
+from service.cli.shared.files import check_outputs, picture, save
+from service.cli.shared.measuring import AsCsv, AsJson, PictureName, Plots, show
+from service.cli.shared.terminal import fail, printable, stdout
+
+if TYPE_CHECKING:
+    from service.evaluation.comparison.comparing import Named
+    from service.evaluation.results import EvaluationResult
+
+JOB = re.compile("[0-9a-f]+")
+
+
+def compare(  # noqa: PLR0913 - one argument per option
+    results: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[NAME=]RESULT...", help="Each a file that `--json` printed, or a job. NAME is for the figure."
+        ),
+    ],
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD",
+            help="Compare every method with this one.",
+            show_default="that of the first result with the same label",
+        ),
+    ] = None,
+    plots: Plots = None,
+    picture_name: PictureName = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Save a report as one HTML file.")] = None,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
+    server: Server = None,
+) -> None:
+    """Compare results of one evaluation: two models, a model before and after training, two number formats."""
+    from service.evaluation.comparison.comparing import NotComparable, compared
+
+    check_outputs(plots, report, as_json=as_json, as_csv=as_csv)
+    if picture_name is not None and not plots:
+        raise typer.BadParameter("--picture needs --plot: it names the picture that --plot saves")
+    try:
+        result = compared(_found(results, server), baseline)
+    except NotComparable as error:
+        fail(str(error))
+    show(result, as_json=as_json, as_csv=as_csv)
+    if not (as_json or as_csv):
+        for sentence in result.words():
+            stdout.print(Text(printable(sentence)))
+    if report is not None:
+        from service.reports.html import report_of
+
+        save(report, report_of(result).encode())
+    for path in plots or []:
+        save(path, picture(result, path, picture_name))
+
+
+def _found(arguments: Sequence[str], server: str | None) -> list[Named]:
+    """The results by name: those of files, and of jobs on the server."""
+    from service.evaluation.comparison.comparing import Named
+
+    found = []
+    for argument in arguments:
+        name, _, rest = argument.rpartition("=")
+        if Path(argument).exists():
+            name, rest = "", argument
+        if Path(rest).exists() or not JOB.fullmatch(rest):
+            found.append(Named(name or Path(rest).stem, _of_file(rest)))
+        else:
+            found.append(Named(name or rest[:12], _of_job(rest, server)))
+    return found
+
+
+def _of_file(file: str) -> EvaluationResult:
+    from pydantic import TypeAdapter, ValidationError
+
+    from service.evaluation.catalogue import any_result
+
+    try:
+        content = Path(file).read_bytes()
+    except OSError as error:
+        fail(f"{file}: {error.strerror}")
+    try:
+        result: EvaluationResult = TypeAdapter(any_result()).validate_json(content)
+    except ValidationError:
+        fail(f"{file}: is no result of an evaluation: save one with `ropeway perplexity --json > {file}`")
+    return result
+
+
+def _of_job(job: str, server: str | None) -> EvaluationResult:
+    with connected_to_jobs(server) as client:
+        return client.result(whole(client, job))

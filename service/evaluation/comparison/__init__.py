@@ -1,0 +1,1 @@
+"""Several results of one evaluation as one: models, weights or versions side by side, and their differences."""

@@ -1,0 +1,181 @@
+"""The result of a comparison: the methods of several results, each beside its partner."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, Field
+
+from service.evaluation.formatting import listed
+from service.evaluation.results import (
+    INTERVAL,
+    Columns,
+    DocumentInfo,
+    EvaluationResult,
+    Group,
+    Interval,
+    MethodInResult,
+    Row,
+    Score,
+    Scores,
+    documents_text,
+)
+from service.evaluation.words import best_method
+
+Verdict = Literal["better", "worse", "equal", "unsure"]
+
+MOST_SENTENCES = 6
+"""Pairs that the answer has in words; the table has all."""
+
+
+class Source(BaseModel):
+    """A result that was compared; ``id`` is empty for a job's."""
+
+    name: str
+    model: str
+    trained_length: int
+    id: str = ""
+
+
+class Change(BaseModel):
+    """A number beside that of the partner at the same length, with the 95 % interval of this comparison."""
+
+    value: float = Field(description="Of perplexities, the ratio to the partner's; of shares, the difference from it.")
+    interval: Interval | None = Field(description="Null with too little text for one.")
+    verdict: Verdict = Field(description="`better` and `worse` are sure by the interval; `equal` is up to rounding.")
+
+
+class ComparedLength(BaseModel):
+    """One method at one length."""
+
+    length: int
+    value: float
+    interval: Interval | None
+    pieces: list[Group] | None = Field(
+        description="(NLL sum, tokens) of the documents, or of the quarters of one; null for shares."
+    )
+    change: Change | None = Field(description="Null without a partner at this length.")
+
+
+class ComparedMethod(MethodInResult):
+    """A method of one of the results, by a ``name`` that no other method has."""
+
+    name: str
+    source: str = Field(description="The name of its result.")
+    partner: str | None = Field(description="The name of the method that it is compared with.")
+    lengths: list[ComparedLength]
+
+
+class ComparisonResult(EvaluationResult):
+    """The numbers of several results of one evaluation. ``trained_length`` is that of the first one."""
+
+    optional: ClassVar[Columns] = {
+        **INTERVAL,
+        "partner": str,
+        "change": float,
+        "change_low": float,
+        "change_high": float,
+        "verdict": str,
+    }
+
+    evaluation: Literal["comparison"] = "comparison"
+    compared: str = Field(description="The evaluation of the results.")
+    measure: str
+    lower_is_better: bool
+    sources: list[Source]
+    documents: list[DocumentInfo]
+    notes: list[str] = Field(description="Differences between the results that may explain differences of numbers.")
+    methods: list[ComparedMethod]
+
+    def scores(self) -> Scores:
+        by_method = [
+            {at.length: Score(at.value, at.interval, at.pieces) for at in method.lengths} for method in self.methods
+        ]
+        return Scores(self.measure, self.lower_is_better, by_method)
+
+    def sentences(self) -> list[str]:
+        """The best of all, each method against its partner at the longest length, and what differs beside them."""
+        changes = [text for method in self.methods if (text := self._changed(method))]
+        more = len(changes) - MOST_SENTENCES
+        return [
+            *best_method(self),
+            *changes[:MOST_SENTENCES],
+            *([f"{more} more pairs are in the table."] if more > 0 else []),
+            *self.cautions(),
+        ]
+
+    def cautions(self) -> list[str]:
+        return self.notes
+
+    def title(self) -> str:
+        documents = f": {documents_text(self.documents)}" if self.documents else ""
+        return f"{self.scores().title} of {self.of()} by context length{documents}"
+
+    def of(self) -> str:
+        """The names of the results."""
+        return listed([source.name for source in self.sources])
+
+    def against(self) -> str:
+        """The partner of all methods, or the result with the partners."""
+        partners = {method.partner for method in self.methods if method.partner is not None}
+        return partners.pop() if len(partners) == 1 else self.sources[0].name
+
+    def names(self) -> list[str]:
+        return [method.name for method in self.methods]
+
+    def text_of(self, change: Change) -> str:
+        """The change with its interval: "0.912 (0.887 to 0.938) times" or "+12 points (+3 to +21)"."""
+        write = ratio_text if self.lower_is_better else points_text
+        ends = change.interval
+        within = f" ({write(ends.low)} to {write(ends.high)})" if ends else ""
+        return f"{write(change.value)}{within} {'times' if self.lower_is_better else 'points'}"
+
+    def rows(self) -> list[Row]:
+        """One row per method and length."""
+        return [self._row(method, at) for method in self.methods for at in method.lengths]
+
+    def _changed(self, method: ComparedMethod) -> str:
+        """A method against its partner at the longest length that both have; empty without one."""
+        at = next((at for at in reversed(method.lengths) if at.change is not None), None)
+        if at is None or at.change is None:
+            return ""
+        change = at.change
+        by = {"equal": "equal", "unsure": "by the 95 % interval not surely different"}
+        verdict = by.get(change.verdict, f"surely {change.verdict}")
+        if self.lower_is_better:
+            relation = f"has {self.text_of(change)} the {self.measure} of {method.partner}"
+        else:
+            relation = f"differs from {method.partner} by {self.text_of(change)}"
+        return f"At {at.length:,} tokens, {method.name} {relation}: {verdict}."
+
+    def _row(self, method: ComparedMethod, at: ComparedLength) -> Row:
+        own, change = at.interval, at.change
+        beside = change.interval if change else None
+        return {
+            "method": method.label,
+            "model": method.model,
+            "length": at.length,
+            "source": method.source,
+            "name": method.name,
+            "measure": self.measure,
+            "value": at.value,
+            "interval_low": own.low if own else None,
+            "interval_high": own.high if own else None,
+            "interval_kind": own.kind if own else None,
+            "partner": method.partner,
+            "change": change.value if change else None,
+            "change_low": beside.low if beside else None,
+            "change_high": beside.high if beside else None,
+            "verdict": change.verdict if change else None,
+            "trained_length": next(s.trained_length for s in self.sources if s.name == method.source),
+        }
+
+
+def ratio_text(value: float) -> str:
+    """A ratio of perplexities in few characters."""
+    return f"{value:.3f}" if value < 100 else f"{value:.3g}"
+
+
+def points_text(value: float) -> str:
+    """A difference of shares in points of a percent, with its sign."""
+    return f"{100 * value:+.3g}"

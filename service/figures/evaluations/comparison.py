@@ -1,0 +1,131 @@
+"""Pictures of a comparison: the numbers by length, and each method against its partner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from service.evaluation.comparison.results import (
+    ComparedLength,
+    ComparedMethod,
+    ComparisonResult,
+    points_text,
+    ratio_text,
+)
+from service.evaluation.formatting import listed, percent, short_number
+from service.evaluation.results import documents_text
+from service.figures.drawing.axes import Ends, beyond, linear_axis, share_axis, token_axis, value_axis
+from service.figures.drawing.charts import mark_trained, new_figure, note
+from service.figures.drawing.curves import INTERVALS, Curve, add_curves
+from service.figures.drawing.style import FAINT
+from service.figures.looks import looks
+from service.figures.picture import Picture
+
+LEAST = 0.01
+"""Least room of the axis: smaller differences look as small as they are."""
+
+
+def comparison_pictures(result: ComparisonResult) -> Iterator[Picture]:
+    """All numbers by length, then ratios or differences where methods have partners."""
+    yield numbers_picture(result)
+    if any(at.change is not None for method in result.methods for at in method.lengths):
+        yield change_picture(result)
+
+
+def numbers_picture(result: ComparisonResult) -> Picture:
+    """A line per method of every result, with its intervals."""
+    title = f"{result.scores().title} by context length: {result.of()}"
+    text = short_number if result.lower_is_better else percent
+    curves = [
+        _curve(method, method.lengths, [at.value for at in method.lengths], [_own(at) for at in method.lengths], text)
+        for method in result.methods
+    ]
+    known = [curve.known for curve in curves]
+    if result.lower_is_better:
+        y = value_axis(result.measure, known, [[_own(at) for at in method.lengths] for method in result.methods])
+    else:
+        y = share_axis(result.measure)
+    leaves = beyond(known, y) if result.lower_is_better else ""
+    figure, x = _figure(title, f"{_subtitle(result)}{leaves}", result)
+    figure.update_layout(xaxis=x, yaxis=y)
+    add_curves(figure, curves, end=text, looks=looks(result.names()))
+    better = "Lower" if result.lower_is_better else "Higher"
+    caption = " ".join([f"{better} is better. {INTERVALS}", *result.cautions()])
+    return Picture("comparison", title, figure, result.rows(), caption)
+
+
+def change_picture(result: ComparisonResult) -> Picture:
+    """A line per method with a partner: the ratio to it, or the difference from it."""
+    kind = "ratio" if result.lower_is_better else "difference"
+    title = f"{result.scores().title} against {result.against()}"
+    text = ratio_text if result.lower_is_better else points_text
+    curves = [_change_curve(method, text) for method in result.methods if any(at.change for at in method.lengths)]
+    figure, x = _figure(title, _subtitle(result), result)
+    level = 1.0 if result.lower_is_better else 0.0
+    figure.update_layout(xaxis=x, yaxis=_change_axis(result, curves, level))
+    figure.add_hline(y=level, line={"color": FAINT, "width": 1.2})
+    add_curves(figure, curves, end=text, looks=looks(result.names()))
+    side = "Below" if result.lower_is_better else "Above"
+    caption = (
+        f"{side} the line at {level:.0f} is better than {result.against()}. The intervals are of the {kind}: one that "
+        "does not reach the line is sure."
+    )
+    return Picture("change", title, figure, result.rows(), caption)
+
+
+def _figure(title: str, subtitle: str, result: ComparisonResult) -> tuple[Any, dict[str, Any]]:
+    """An empty figure over the lengths, with a mark at every trained length; its x axis."""
+    figure = new_figure(title, subtitle)
+    x = token_axis("context length, tokens", result.scores().lengths(), result.trained_length)
+    trained = list(dict.fromkeys(source.trained_length for source in result.sources))
+    mark_trained(figure, trained[0], x)
+    if len(trained) > 1:
+        each = [f"{source.trained_length:,} of {source.name}" for source in result.sources]
+        note(figure, f"trained lengths: {listed(each)}")
+    return figure, x
+
+
+def _subtitle(result: ComparisonResult) -> str:
+    return documents_text(result.documents) if result.documents else "the same prompts"
+
+
+def _curve(
+    method: ComparedMethod,
+    lengths: Sequence[ComparedLength],
+    values: Sequence[float],
+    ends: Sequence[Ends],
+    text: Callable[[float], str],
+) -> Curve:
+    return Curve(
+        name=method.name,
+        x=[at.length for at in lengths],
+        y=values,
+        low=[low for low, _ in ends],
+        high=[high for _, high in ends],
+        hover=[f"95 % interval {text(low)} to {text(high)}" if low < high else "" for low, high in ends],
+    )
+
+
+def _change_curve(method: ComparedMethod, text: Callable[[float], str]) -> Curve:
+    found = [(at, at.change) for at in method.lengths if at.change is not None]
+    ends = [
+        (change.interval.low, change.interval.high) if change.interval else (change.value, change.value)
+        for _, change in found
+    ]
+    return _curve(method, [at for at, _ in found], [change.value for _, change in found], ends, text)
+
+
+def _own(at: ComparedLength) -> Ends:
+    return (at.interval.low, at.interval.high) if at.interval else (at.value, at.value)
+
+
+def _change_axis(result: ComparisonResult, curves: Sequence[Curve], level: float) -> dict[str, Any]:
+    """Linear, with the level and every line inside; intervals widen it by half its room on each side at most."""
+    values = [value for curve in curves for value in (*curve.known, level)]
+    low, high = min(*values, level - LEAST / 2), max(*values, level + LEAST / 2)
+    room = high - low
+    low = max(low - room / 2, min([low, *(end for curve in curves for end in curve.low or ())]))
+    high = min(high + room / 2, max([high, *(end for curve in curves for end in curve.high or ())]))
+    margin = 0.08 * (high - low)
+    word = "ratio of perplexities" if result.lower_is_better else "difference of shares"
+    return linear_axis(word, low - margin, high + margin)

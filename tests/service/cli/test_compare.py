@@ -1,0 +1,70 @@
+"""``ropeway compare``: files and jobs beside each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.service.cli.shell import ropeway, succeeded
+from tests.service.figures.measured import passkey, perplexity
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two results as `--json` prints them, in the working directory."""
+    for name, result in (("before", perplexity()), ("after", perplexity(("default", "yarn(factor=8)")))):
+        (tmp_path / f"{name}.json").write_text(result.model_dump_json(indent=2))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_files_are_compared_and_drawn(files: Path) -> None:
+    output = succeeded("compare", "before.json", "tuned=after.json", "--plot", "a.png", "--report", "a.html")
+    words = " ".join(output.split())
+    assert "default (before)" in words
+    assert "yarn(factor=8) (tuned) has 1.000" in words
+    assert (files / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert "yarn(factor=8) (tuned)" in (files / "a.html").read_text()
+    assert "Perplexity against before" in succeeded_plot(files, "change")
+
+
+def succeeded_plot(files: Path, picture: str) -> str:
+    succeeded("compare", "before.json", "after.json", "--plot", "b.svg", "--picture", picture)
+    return (files / "b.svg").read_text()
+
+
+def test_the_result_is_printed_as_json_and_csv(files: Path) -> None:
+    result = json.loads(succeeded("compare", "before.json", "after.json", "--json", "--baseline", "alibi"))
+    assert {method["partner"] for method in result["methods"]} == {None, "alibi (before)"}
+    assert succeeded("compare", "before.json", "after.json", "--csv").startswith("method,model,length,source,")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["before.json"], "a comparison needs two results at least"),
+        (["before.json", "before.json"], "two results have the name 'before'"),
+        (["before.json", "none.json"], "none.json: No such file or directory"),
+        (["before.json", "text.txt"], "text.txt: is no result of an evaluation"),
+        (["before.json", "passkey.json"], "before is of perplexity, and passkey of passkey"),
+        (["before.json", "after.json", "--baseline", "nope"], "the baseline 'nope' is none of"),
+        (["before.json", "after.json", "--picture", "change"], "--picture needs --plot"),
+    ],
+)
+def test_wrong_results_are_refused_by_name(files: Path, arguments: list[str], message: str) -> None:
+    (files / "text.txt").write_text("a text")
+    (files / "passkey.json").write_text(passkey().model_dump_json())
+    result = ropeway("compare", *arguments)
+    assert result.exit_code == (2 if "--picture" in arguments else 1)
+    assert message in " ".join(result.stderr.replace("│", "").split())
+
+
+def test_jobs_of_a_server_are_compared(fake, files: Path) -> None:  # type: ignore[no-untyped-def]
+    jobs = {"a" * 32: perplexity(), "b" * 32: perplexity()}
+    asked = fake(lambda request: httpx.Response(200, text=jobs[request.url.path.split("/")[2]].model_dump_json()))
+    words = " ".join(succeeded("compare", "a" * 32, f"tuned={'b' * 32}", "--server", "http://x").split())
+    assert "default (tuned) has 1.000" in words
+    assert [request.url.path for request in asked] == [f"/jobs/{job}/results.json" for job in jobs]

@@ -1,0 +1,229 @@
+"""Results beside each other: the ratio of perplexities, the difference of shares, and refusals."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from service.evaluation.comparison.comparing import Named, NotComparable, compared
+from service.evaluation.comparison.results import Change, ComparisonResult
+from service.evaluation.results import DocumentInfo, Interval, Partial
+from service.evaluation.retrieval.results import DepthMethod, DepthScore, LengthScore, PasskeyResult, SampleResult
+from service.evaluation.retrieval.scores import averages
+from service.evaluation.setup import ModelSetup, Setup
+from tests.service.figures import measured
+from tests.service.results import result_of
+
+DOCUMENTS = [
+    DocumentInfo(name=f"text {at}", tokens=100_000, bytes=400_000, tokens_sha256=f"{at}" * 64) for at in range(5)
+]
+TOKENS = 90_000
+BEFORE, AFTER = [3.0, 3.4, 2.8, 3.1, 3.7], [2.9, 3.35, 2.65, 3.02, 3.58]
+"""Mean NLL of the documents under two models."""
+WORSE, OTHER = [3.1, 3.5, 2.9, 3.2, 3.79], [2.9, 3.6, 2.7, 3.3, 3.6]
+
+
+def change_of(result: ComparisonResult) -> tuple[Change, Interval]:
+    """The change of the second method, which has an interval."""
+    change = result.methods[1].lengths[0].change
+    assert change is not None
+    assert change.interval is not None
+    return change, change.interval
+
+
+def perplexity(name: str, means: dict[str, list[float]], model: str = "tiny") -> Named:
+    """Mean NLL of five documents of many tokens, by label; at 512 tokens."""
+    result = result_of({label: [1.0] for label in means}, [512], models=dict.fromkeys(means, model))
+    for method, nll in zip(result.methods, means.values(), strict=True):
+        at = method.lengths[0]
+        at.groups = [(mean * TOKENS, TOKENS) for mean in nll]
+        at.perplexity = math.exp(float(np.mean(nll)))
+        at.interval = Interval(low=0.9 * at.perplexity, high=1.1 * at.perplexity, kind="documents")
+    result.documents, result.model = DOCUMENTS, model
+    return Named(name, result)
+
+
+def passkey(name: str, found: list[float], **more: Any) -> Named:
+    """One method at 512 tokens whose prompts have the scores ``found``."""
+    samples = [
+        SampleResult(
+            name=f"{at}",
+            prompt_tokens=500,
+            score=score,
+            answer_nll=1.0,
+            answer_accuracy=score,
+            answer_tokens=5,
+            expected=["1"],
+            output="",
+        )
+        for at, score in enumerate(found)
+    ]
+    whole = averages(samples).model_dump()
+    cells = [DepthScore(**whole, length=512, depth=0.5, outputs=samples)]
+    method = DepthMethod(
+        label="default", pe={"method": "default"}, model="tiny", cells=cells, lengths=[LengthScore(**whole, length=512)]
+    )
+    fields = {"samples": len(found), "seed": 0, "max_new_tokens": 5, "bos": False, "documents": [], "digits": 5} | more
+    return Named(
+        name,
+        PasskeyResult(model="tiny", trained_length=256, lengths=[512], depths=[0.5], methods=[method], **fields),
+    )
+
+
+class TestPerplexity:
+    def test_the_ratio_and_its_interval_are_those_of_a_paired_t_test(self) -> None:
+        result = compared([perplexity("a", {"default": BEFORE}), perplexity("b", {"default": AFTER})])
+        change, interval = change_of(result)
+        test = stats.ttest_rel(AFTER, BEFORE)
+        ends = test.confidence_interval(0.95)
+        assert change.value == pytest.approx(math.exp(np.mean(AFTER) - np.mean(BEFORE)), rel=1e-9)
+        assert interval.low == pytest.approx(math.exp(ends.low), rel=1e-6)
+        assert interval.high == pytest.approx(math.exp(ends.high), rel=1e-6)
+        assert (change.verdict, interval.kind) == ("better", "documents")
+
+    @pytest.mark.parametrize(
+        ("after", "verdict"),
+        [(AFTER, "better"), (WORSE, "worse"), (BEFORE, "equal"), (OTHER, "unsure")],
+    )
+    def test_the_verdict_is_sure_by_the_interval(self, after: list[float], verdict: str) -> None:
+        result = compared([perplexity("a", {"default": BEFORE}), perplexity("b", {"default": after})])
+        assert change_of(result)[0].verdict == verdict
+
+    def test_partners_have_the_same_label_in_the_first_result(self) -> None:
+        curves = {"default": BEFORE, "yarn(factor=4)": AFTER}
+        result = compared([perplexity("a", curves, "base"), perplexity("b", {**curves, "alibi": AFTER}, "tuned")])
+        partners = {method.name: method.partner for method in result.methods}
+        assert partners == {
+            "default on base": None,
+            "yarn(factor=4) on base": None,
+            "default on tuned": "default on base",
+            "yarn(factor=4) on tuned": "yarn(factor=4) on base",
+            "alibi on tuned": None,
+        }
+        assert result.model == "base and tuned"
+
+    def test_a_baseline_is_the_partner_of_all_others(self) -> None:
+        curves = {"default": BEFORE, "yarn(factor=4)": AFTER}
+        named = [perplexity("a", curves), perplexity("b", curves)]
+        for baseline in ("yarn(factor=4) (b)", "yarn(factor=4)"):
+            result = compared(named, baseline)
+            of = baseline if baseline.endswith("(b)") else "yarn(factor=4) (a)"
+            assert [method.partner for method in result.methods] == [
+                None if method.name == of else of for method in result.methods
+            ]
+            assert result.against() == of
+        with pytest.raises(NotComparable, match="'nope' is none of default") as refused:
+            compared(named, "nope")
+        assert refused.value.field == "baseline"
+
+    def test_names_are_the_shortest_that_differ(self) -> None:
+        pairs = [
+            (({"default": BEFORE}, "m"), ({"alibi": AFTER}, "m"), ["default", "alibi"]),
+            (({"default": BEFORE}, "m"), ({"default": AFTER}, "n"), ["default on m", "default on n"]),
+            (({"default": BEFORE}, "m"), ({"default": AFTER}, "m"), ["default (a)", "default (b)"]),
+        ]
+        for first, second, names in pairs:
+            assert compared([perplexity("a", *first), perplexity("b", *second)]).names() == names
+
+    def test_the_answer_has_the_best_and_each_pair(self) -> None:
+        result = compared([perplexity("a", {"default": BEFORE}), perplexity("b", {"default": AFTER})])
+        text = result.text_of(change_of(result)[0])
+        first, second, *_ = result.sentences()
+        assert first.startswith("At 512 tokens, default (b) is best: perplexity 22.2")
+        assert second == f"At 512 tokens, default (b) has {text} the perplexity of default (a): surely better."
+
+    def test_a_result_reads_back_from_its_json(self) -> None:
+        result = compared([perplexity("a", {"default": BEFORE}), perplexity("b", {"default": AFTER})])
+        assert ComparisonResult.model_validate_json(result.model_dump_json()) == result
+
+    def test_differences_beside_the_methods_are_named(self) -> None:
+        named = [perplexity("a", {"default": BEFORE}), perplexity("b", {"default": AFTER})]
+        for (_, result), dtype in zip(named, ("float32", "bfloat16"), strict=True):
+            model = ModelSetup(
+                torch="2", transformers="5", device="cpu", hardware="x", dtype=dtype, threads=1, tensor_parallel=1,
+                products=[], fingerprint=dtype, score_chunk=None, tokenizer="t", eos_token_ids=[],
+            )  # fmt: skip
+            result.setup = Setup(ropeway="1", code="c" * 64, models={"tiny": model})
+        named[1].result.partial = Partial(units_done=1, units_total=2, missing={"alibi": 1})
+        assert compared(named).cautions() == [
+            "b is partial: 1 of 2 units are finished; missing: alibi (1).",
+            "The dtype differs: float32 in a and bfloat16 in b.",
+        ]
+
+
+class TestShares:
+    def test_the_interval_is_newcombes_for_paired_proportions(self) -> None:
+        """Newcombe 1998, Statistics in Medicine 17, p. 2635-2650: method 10 without correction of phi."""
+        both, first, second, neither = 12, 9, 2, 21
+        a = [1.0] * both + [1.0] * first + [0.0] * second + [0.0] * neither
+        b = [1.0] * both + [0.0] * first + [1.0] * second + [0.0] * neither
+        change, interval = change_of(compared([passkey("b", b), passkey("a", a)]))
+        n = len(a)
+        phi = (both * neither - first * second) / math.sqrt(
+            (both + first) * (second + neither) * (both + second) * (first + neither)
+        )
+        (low1, high1), (low2, high2) = (
+            stats.binomtest(round(sum(one)), n).proportion_ci(0.95, method="wilson") for one in (a, b)
+        )
+        p1, p2 = sum(a) / n, sum(b) / n
+        low = math.sqrt((p1 - low1) ** 2 - 2 * phi * (p1 - low1) * (high2 - p2) + (high2 - p2) ** 2)
+        high = math.sqrt((high1 - p1) ** 2 - 2 * phi * (high1 - p1) * (p2 - low2) + (p2 - low2) ** 2)
+        assert change.value == pytest.approx(p1 - p2)
+        assert interval.low == pytest.approx(p1 - p2 - low, rel=1e-6)
+        assert interval.high == pytest.approx(p1 - p2 + high, rel=1e-6)
+        assert change.verdict == "better"
+
+    def test_equal_shares_are_equal(self) -> None:
+        result = compared([passkey("a", [0.0] * 4), passkey("b", [0.0] * 4)])
+        change, _ = change_of(result)
+        assert (change.verdict, change.value) == ("equal", 0.0)
+        assert result.sentences()[1].startswith("At 512 tokens, default (b) differs from default (a) by +0 ")
+
+    def test_other_prompts_are_refused(self) -> None:
+        with pytest.raises(NotComparable, match="seed is 0 in a and 1 in b"):
+            compared([passkey("a", [1.0]), passkey("b", [1.0], seed=1)])
+
+    def test_a_bos_of_one_tokenizer_is_no_other_prompt(self) -> None:
+        assert compared([passkey("a", [1.0]), passkey("b", [1.0], bos=True)]).methods[1].lengths[0].change is not None
+
+
+class TestRefusals:
+    def changed(self, **fields: Any) -> Named:
+        named = perplexity("b", {"default": AFTER})
+        return Named("b", named.result.model_copy(update=fields))
+
+    @pytest.mark.parametrize(
+        ("fields", "why"),
+        [
+            ({"protocol": "tail"}, "protocol is curve in a and tail in b"),
+            ({"parameters": {"tail": 9}}, r"parameters is {} in a and {'tail': 9} in b"),
+            (
+                {"documents": DOCUMENTS[:4]},
+                r"document 5 is text 4 \(100,000 tokens, hash 44444444\) in a and absent in b",
+            ),
+            ({"documents": DOCUMENTS[::-1]}, "document 1 is text 0 .* one tokenizer alone"),
+        ],
+    )
+    def test_other_settings_and_documents_are_refused(self, fields: dict[str, Any], why: str) -> None:
+        with pytest.raises(NotComparable, match=why):
+            compared([perplexity("a", {"default": BEFORE}), self.changed(**fields)])
+
+    def test_results_must_be_two_of_one_evaluation_with_names_and_a_shared_length(self) -> None:
+        first = perplexity("a", {"default": BEFORE})
+        other = perplexity("b", {"default": AFTER})
+        for at in other.result.methods[0].lengths:  # type: ignore[attr-defined]
+            at.length = 1024
+        cases = [
+            ([first], "needs two results"),
+            ([first, Named("a", other.result)], "two results have the name 'a'"),
+            ([first, passkey("b", [1.0])], "a is of perplexity, and b of passkey"),
+            ([first, Named("b", measured.probe())], "b is of probe, and comparable are those of perplexity"),
+            ([first, other], "a and b share no length"),
+        ]
+        for results, why in cases:
+            with pytest.raises(NotComparable, match=why):
+                compared(results)
