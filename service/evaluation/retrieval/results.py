@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal
 
@@ -75,7 +76,7 @@ class PromptScore(LengthScore):
 
 def scores_by_length(lengths: Sequence[LengthScore], prompts: Sequence[PromptScore]) -> dict[int, Score]:
     """The scores of one method, with those of its ``prompts``."""
-    samples: dict[int, list[float]] = {at.length: [] for at in lengths}
+    samples: dict[int, list[float]] = defaultdict(list)
     for kind in prompts:
         samples[kind.length] += [output.score for output in kind.outputs]
     return {at.length: Score(at.score, at.interval, samples=samples[at.length]) for at in lengths}
