@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from service.evaluation.catalogue import EVALUATIONS
 from service.jobs.storage.store import JobStore
 from service.policy.auto import Auto
 from tests.service.conftest import TEXT
-from tests.service.serving import events_of, serving
+from tests.service.serving import events_of, serving, wait_for
 
 BODY: dict[str, Any] = {
     "evaluation": "perplexity",
@@ -45,21 +44,14 @@ def address_of(accepted: httpx.Response, *, behind: str) -> str:
 
 
 def ended(client: httpx.Client, job_id: str) -> dict[str, Any]:
-    until = time.monotonic() + 60
-    while True:
-        job: dict[str, Any] = client.get(f"/jobs/{job_id}").json()
-        if job["state"] not in ("queued", "running"):
-            return job
-        assert time.monotonic() < until, job
-        time.sleep(0.05)
+    wait_for(lambda: client.get(f"/jobs/{job_id}").json()["state"] not in ("queued", "running"), 60)
+    job: dict[str, Any] = client.get(f"/jobs/{job_id}").json()
+    return job
 
 
 def running(client: httpx.Client) -> dict[str, Any]:
     job = submitted(client, **LONG, reuse=False)
-    until = time.monotonic() + 30
-    while client.get(f"/jobs/{job['id']}").json()["tokens_done"] == 0:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(lambda: client.get(f"/jobs/{job['id']}").json()["tokens_done"], 30)
     return job
 
 

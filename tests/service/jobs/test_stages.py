@@ -24,6 +24,7 @@ from service.settings import Settings
 from tests.service.conftest import TEXT
 from tests.service.jobs.adding import queue_of
 from tests.service.jobs.bench import in_one_run, result_of, running
+from tests.service.serving import until
 
 METHODS = [{"method": "yarn", "factor": factor} for factor in (1.0, 1.5, 2.0, 2.5, 3.0)]
 BODY: dict[str, Any] = {"model": "tiny", "input": TEXT[:9000], "length": 128, "windows": 4, "methods": METHODS}
@@ -39,9 +40,7 @@ def added(store: JobStore, models: ModelRegistry, settings: Settings) -> tuple[s
 
 
 async def until_done(store: JobStore, job_id: str) -> None:
-    async with asyncio.timeout(60):
-        while store.get("anna", job_id).state in ("queued", "running"):
-            await asyncio.sleep(0.005)
+    await until(lambda: store.get("anna", job_id).state not in ("queued", "running"), 60)
 
 
 @only_sqlite
