@@ -33,13 +33,13 @@ from tests.service.jobs.bench import body
 from tests.service.unprivileged import unprivileged
 
 
-def test_migrations_make_exactly_the_tables(url: str) -> None:
-    database = Database(url)
+def test_migrations_make_exactly_the_tables(new_url: str) -> None:
+    database = Database(new_url)
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE, "compare_type": True})
         assert compare_metadata(context, Base.metadata) == []
     database.close()
-    Database(url).close()  # a second opening finds them
+    Database(new_url).close()  # a second opening finds them
 
 
 OPENED = """
@@ -119,9 +119,9 @@ def test_sqlite_is_durable_and_keeps_references(sqlite_url: str) -> None:
     assert found == ["wal", 2, 1, 5000]
 
 
-def test_several_processes_open_a_new_database_at_once(url: str, tmp_path: Path) -> None:
+def test_several_processes_open_a_new_database_at_once(new_url: str, tmp_path: Path) -> None:
     logs = [tmp_path / f"log{n}" for n in range(3)]
-    running = [forked(server.open_database, url, log=log) for log in logs]
+    running = [forked(server.open_database, new_url, log=log) for log in logs]
     for process, log in zip(running, logs, strict=True):
         assert process.wait(60) == 0, log.read_text()
 
