@@ -85,15 +85,15 @@ def store(url: str) -> Iterator[JobStore]:
     opened.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def job_settings(checkpoints: Path) -> Settings:
     own = {"model": str(checkpoints), "score_chunk": 16, "max_scored_tokens": 10_000_000}
     return Settings(_env_file=None, **SMALL | own)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def models(job_settings: Settings) -> Iterator[ModelRegistry]:
-    """The tiny model and its variant, served for one module."""
+    """The tiny model and its variant."""
     registry = ModelRegistry(job_settings)
     yield registry
     registry.close()
