@@ -19,7 +19,6 @@ from tests.models import VOCAB_SIZE
 from tests.service.engine.generating import finished
 from tests.service.engine.padded.test_padded import ALONE, TOGETHER, prompt, running, until_idle
 
-ALPHABET = "abc"
 EXPRESSION = "(ab|c){2,9}x"
 
 
