@@ -30,6 +30,7 @@ from tests.conftest import ROOT as REPOSITORY
 from tests.forks.process import forked
 from tests.service.jobs import server
 from tests.service.jobs.bench import body
+from tests.service.serving import with_tables
 from tests.service.unprivileged import unprivileged
 
 
@@ -45,15 +46,16 @@ def test_migrations_make_exactly_the_tables(new_url: str) -> None:
 OPENED = """
 import sys
 from service.jobs.database.opening import Database
-Database(sys.argv[1]).close()
-print("alembic" in sys.modules)
+for url in sys.argv[1:]:
+    Database(url).close()
+    print("alembic" in sys.modules)
 """
 
 
-def test_a_database_of_today_is_opened_without_alembic(sqlite_url: str) -> None:
-    command = [sys.executable, "-c", OPENED, sqlite_url]
-    loaded = [subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True) for _ in range(2)]
-    assert [run.stdout.strip() for run in loaded] == ["True", "False"]
+def test_a_database_of_today_is_opened_without_alembic(sqlite_url: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OPENED, with_tables(tmp_path / "today.db"), sqlite_url]
+    loaded = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == ["False", "True"]
 
 
 def test_the_version_of_today_is_the_newest_migration() -> None:
