@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -175,6 +176,7 @@ async def test_a_child_is_a_process_of_its_own_that_yields(pool: Workers) -> Non
     assert pid != os.getpid()
     assert niceness > os.nice(0)
     assert not psutil.pid_exists(pid)
+    assert await pool.render(gc.get_freeze_count) > 0
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no fork server on this system")
