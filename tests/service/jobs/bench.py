@@ -21,6 +21,7 @@ from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.sharing.workers import Workers
+from tests.service.evaluation.prompting import finish
 from tests.service.serving import until
 
 LONG: dict[str, Any] = {"input": [[n % 380 + 2 for n in range(2000)]], "lengths": [2000]}
@@ -62,13 +63,8 @@ def result_of(store: JobStore, tenant: str, job_id: str) -> EvaluationResult:
 
 def in_one_run(plan: Plan) -> dict[str, Any]:
     """The numbers of an evaluation that nothing interrupts, made on this thread."""
-    work = evaluate(plan)
-    while True:
-        try:
-            next(work)
-        except StopIteration as stop:
-            numbers: dict[str, Any] = stop.value.numbers()
-            return numbers
+    numbers: dict[str, Any] = finish(evaluate(plan)).numbers()
+    return numbers
 
 
 class Bench:

@@ -28,6 +28,7 @@ from tests.field.configurations import VOCAB_SIZE, tiny_model
 from tests.service.conftest import tiny_tokenizer
 from tests.service.engine.generating import finished
 from tests.service.engine.padded.test_padded import run_out_of_memory_once, until_idle
+from tests.service.evaluation.prompting import finish
 from tests.service.serving import SHORT, events, idle, token_ids, wait_for
 from tests.service.serving import serving as server
 
@@ -158,24 +159,16 @@ def test_a_model_that_returns_no_cache_is_scored_only() -> None:
         assert "the padded engine fails on it: its forward returns no cache" in str(choice.reason)
         assert not patch.returns_cache
         reading = Reading(patch, 0)
-        last = run(reading.prefill(ids[:40], 16))
+        last = finish(reading.prefill(ids[:40], 16))
         for _ in range(2):
-            scores = run(reading.answer(last, ids[40:], 16))
+            scores = finish(reading.answer(last, ids[40:], 16))
             assert abs(scores.logprobs - answered).max() < 1e-5
             assert reading.length == 40
-        greedy = run(reading.decode(last, 3, ())).tolist()
+        greedy = finish(reading.decode(last, 3, ())).tolist()
     row = torch.tensor([ids[:40]])
     for token in greedy:
         assert int(model(row, use_cache=False).logits[0, -1].argmax()) == token
         row = torch.cat([row, torch.tensor([[token]])], 1)
-
-
-def run(steps: Any) -> Any:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            return stop.value
 
 
 @pytest.mark.slow
@@ -186,7 +179,7 @@ def test_scores_are_those_of_the_plain_forward(kind: str) -> None:
         logprobs = model(torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
     expected = -logprobs[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
     with patched(model) as patch:
-        nll = run(token_nll(patch, ids, 0, 16))
+        nll = finish(token_nll(patch, ids, 0, 16))
     assert torch.allclose(torch.tensor(nll).float(), expected, atol=2e-3)
 
 
@@ -195,10 +188,10 @@ def test_scores_are_those_of_the_plain_forward(kind: str) -> None:
 def test_an_answer_is_forgotten_after_it_is_scored(kind: str) -> None:
     with patched(tiny_model(kind)) as patch:
         untouched, asked = Reading(patch, 0), Reading(patch, 0)
-        last = run(untouched.prefill(tokens(30), 16))
-        run(asked.prefill(tokens(30), 16))
-        first, again = (run(asked.answer(last, tokens(9, seed=1), 16)) for _ in range(2))
-        expected, found = (run(reading.decode(last, 12, ())) for reading in (untouched, asked))
+        last = finish(untouched.prefill(tokens(30), 16))
+        finish(asked.prefill(tokens(30), 16))
+        first, again = (finish(asked.answer(last, tokens(9, seed=1), 16)) for _ in range(2))
+        expected, found = (finish(reading.decode(last, 12, ())) for reading in (untouched, asked))
     assert (first.logprobs == again.logprobs).all()
     assert (expected == found).all()
 
