@@ -69,9 +69,9 @@ def llama(**changes: Any) -> LlamaConfig:
     return LlamaConfig(**(fields | changes))
 
 
-def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+def random_model(config: PreTrainedConfig) -> PreTrainedModel:
     """Float32 weights with columns of unit length on average: attention far from uniform, logits far from ties."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.eval().requires_grad_(False)
     for weight in model.parameters():

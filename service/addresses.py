@@ -1,8 +1,9 @@
-"""Settings that are addresses: refused at start with the form they should have."""
+"""Settings that are addresses, refused at start with the form they should have, and a free port."""
 
 from __future__ import annotations
 
 import re
+import socket
 from urllib.parse import urlsplit
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
@@ -36,3 +37,10 @@ def origins(items: tuple[str, ...]) -> tuple[str, ...]:
             allowed = "scheme://HOST or scheme://HOST:PORT, without a path"
             raise ValueError(f"{item!r} is neither * nor an origin: {allowed}")
     return tuple(item.lower() for item in items)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of ``host`` on which nothing listens."""
+    with socket.create_server((host, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

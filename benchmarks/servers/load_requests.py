@@ -270,14 +270,14 @@ class Pool:
 
 
 async def ask_alone(
-    client: Client, drawing: Drawing, size: int, on_answer: Callable[[int], object] = lambda _: None, seed: int = 0
+    client: Client, drawing: Drawing, size: int, on_answer: Callable[[int], object] = lambda _: None
 ) -> Pool:
     """A pool of ``size`` requests, asked one by one.
 
     Raises:
         RopewayError: when a request is refused: with nothing else running none may be.
     """
-    noise = random.Random(seed)
+    noise = random.Random(0)
     pool: list[tuple[Asked, Answer]] = []
     redrawn, unequal = 0, []
     while len(pool) < size:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.models import SHAPE_28M, llama, random_model
 from benchmarks.paths import ROOT
 from benchmarks.servers import load
+from service.addresses import free_port
 
 START_S = 120.0
 
@@ -79,7 +79,7 @@ def ropeway(folder: Path, threads: int, streams: int) -> Iterator[Peer]:
 @contextmanager
 def llama_cpp(folder: Path, threads: int, streams: int) -> Iterator[Peer]:
     """llama.cpp's server from the wheel ``xllamacpp``, in a Python process that only waits."""
-    port = _free_port()
+    port = free_port()
     program = [sys.executable, "-m", "benchmarks.servers.peer_servers", str(folder / "model.gguf")]
     with _started([*program, *map(str, (port, threads, streams))], port, {}) as pid:
         yield Peer("llama.cpp", f"http://127.0.0.1:{port}", pid, "model")
@@ -88,7 +88,7 @@ def llama_cpp(folder: Path, threads: int, streams: int) -> Iterator[Peer]:
 @contextmanager
 def transformers_serve(folder: Path, threads: int, streams: int) -> Iterator[Peer]:
     """``transformers serve --continuous-batching``, with blocks for the streams."""
-    port = _free_port()
+    port = free_port()
     options = ["--continuous-batching", "--device", "cpu", "--cb-num-blocks", str(2 * streams)]
     program = [str(Path(sys.executable).with_name("transformers")), "serve", str(folder), "--host", "127.0.0.1"]
     environment = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
@@ -137,13 +137,6 @@ def _wait_until_ready(running: subprocess.Popen[bytes], port: int, log: Any) -> 
             time.sleep(0.2)
     log.seek(0)
     raise RuntimeError(f"{running.args}: the server did not start: {log.read()[-2000:]}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _serve_gguf(path: str, port: int, threads: int, streams: int) -> None:

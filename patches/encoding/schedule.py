@@ -77,15 +77,21 @@ class UnscaledSchedule:
 
 
 @dataclass(frozen=True)
-class TemperedSchedule:
-    """Another schedule with its factor on cos and sin multiplied by ``factor``."""
+class WrappingSchedule:
+    """Base of schedules that change what another one gives."""
 
     schedule: Schedule
-    factor: float
 
     @property
     def depends_on_length(self) -> bool:
         return self.schedule.depends_on_length
+
+
+@dataclass(frozen=True)
+class TemperedSchedule(WrappingSchedule):
+    """Another schedule with its factor on cos and sin multiplied by ``factor``."""
+
+    factor: float
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         inv_freq, attention_factor, rope_theta = self.schedule.frequencies(geometry, length, dtype)

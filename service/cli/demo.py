@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from service.addresses import free_port
 from service.cli.generate import panels, resolved_line
 from service.cli.shared.client import client_of
 from service.cli.shared.files import check_folder, picture, write
@@ -78,7 +78,7 @@ def demo(
 @contextmanager
 def _server(model: str, port: int, log: Path) -> Iterator[Ropeway]:
     """A client of ``ropeway serve`` in a child process; SIGTERM stops it, SIGKILL if that fails."""
-    port = port or _free_port()
+    port = port or free_port()
     url = f"http://127.0.0.1:{port}"
     flags = ["--model", model, "--host", "127.0.0.1", "--port", str(port)]
     command = [sys.executable, "-m", "service.cli", "serve", *flags]
@@ -94,12 +94,6 @@ def _server(model: str, port: int, log: Path) -> Iterator[Ropeway]:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], client: Ropeway) -> None:

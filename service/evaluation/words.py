@@ -39,20 +39,19 @@ def best_method(result: EvaluationResult) -> list[str]:
     return sentences
 
 
-def measured_text(documents: Sequence[DocumentInfo], most: int = 3) -> str:
+def measured_text(documents: Sequence[DocumentInfo]) -> str:
     """The text for which an answer holds."""
     names = [f"the built-in document {each.name}" if each.name in BUILT_IN else each.name for each in documents]
-    return f"The answer holds for the text of {listed(names, most)}: measure other kinds of text too."
+    return f"The answer holds for the text of {listed(names, 3)}: measure other kinds of text too."
 
 
-def skipped_text(documents: Sequence[object], skipped: Sequence[DocumentInfo], most: int = 3) -> list[str]:
+def skipped_text(documents: Sequence[object], skipped: Sequence[DocumentInfo]) -> list[str]:
     """The caution about documents that were left out beside ``documents``."""
     if not skipped:
         return []
-    names = [document.name for document in skipped]
-    shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
-    count = f"{len(names)} of {len(names) + len(documents)} documents"
-    return [f"Left out as shorter than the longest length: {count}, {listed(shown)}."]
+    shown = listed([document.name for document in skipped], 4)
+    count = f"{len(skipped)} of {len(skipped) + len(documents)} documents"
+    return [f"Left out as shorter than the longest length: {count}, {shown}."]
 
 
 def cautions_of(

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from ray import serve
 from ray.exceptions import RayError
 
 from service import logs
+from service.addresses import free_port
 from service.engine import FORCED
 from service.scale import options, private_names
 from service.scale.deployment import bound
@@ -59,7 +59,7 @@ def run(settings: Settings) -> None:
     with _cluster(settings) as gpus:
         signals.listen()
         host = settings.host
-        port = settings.port or _free_port(host)
+        port = settings.port or free_port(host)
         quiet = options.QUIET
         try:
             _start_serve(host, port)
@@ -171,12 +171,6 @@ def _deployment(settings: Settings, gpus: int) -> dict[str, object]:
         raise options.InvalidScale(f"ROPEWAY_REPLICAS: {most} replicas need {needed} GPUs, and there are {gpus}")
     # A model that does not load will not load on another attempt either.
     return options.deployment(settings, num_gpus=int(wanted)) | {"max_constructor_retry_count": 1}
-
-
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as trial:
-        port: int = trial.getsockname()[1]
-        return port
 
 
 def _drain(seconds: float) -> None:

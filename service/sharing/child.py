@@ -5,6 +5,7 @@ A fork server that has imported ``PRELOAD`` forks one process per call, within m
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -126,6 +127,7 @@ def _context() -> Any:
 
 def _serve(answers: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """In the child: one answer, (kind, value)."""
+    gc.freeze()  # looking for garbage among the fork server's objects copies their pages, half of a picture's time
     _stay_small()
     try:
         answer = "value", function(*args)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
 import json
 import re
 import signal
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ import service.app
 from service.cli import app
 from service.cli.server import local_server
 from service.engine.engine import Engine
+from service.jobs.database.opening import Database
 from service.settings import Settings
 from tests.forks.command import ropeway
 from tests.forks.process import Forked, forked
@@ -42,6 +45,20 @@ SMALL: dict[str, Any] = {
 }
 
 
+@functools.cache
+def _tables() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "jobs.db"
+        Database(f"sqlite:///{path}").close()
+        return path.read_bytes()
+
+
+def with_tables(path: Path) -> str:
+    """URL of a new SQLite database of jobs in the file ``path``, without its migrations."""
+    path.write_bytes(_tables())
+    return f"sqlite:///{path}"
+
+
 @contextmanager
 def serving(checkpoints: Path, **settings: Any) -> Iterator[tuple[str, FastAPI]]:
     """(base URL, application) of a running server of the tiny models."""
@@ -54,7 +71,7 @@ def serving(checkpoints: Path, **settings: Any) -> Iterator[tuple[str, FastAPI]]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(service.app, "create_app", kept)
-        own = {"model": str(checkpoints), "database_url": f"sqlite:///{checkpoints / f'{uuid.uuid4().hex}.db'}"}
+        own = {"model": str(checkpoints), "database_url": with_tables(checkpoints / f"{uuid.uuid4().hex}.db")}
         with local_server(Settings(_env_file=None, **SMALL | own | settings)) as url:
             yield url, apps[0]
 
@@ -114,6 +131,13 @@ def wait_for(condition: Callable[[], object], seconds: float = 15) -> None:
         waited = time.monotonic() - began
         assert waited < seconds, "it did not happen"
         time.sleep(min(0.01 + waited / 10, 0.05))  # a look at a server costs it milliseconds
+
+
+async def until(condition: Callable[[], object], seconds: float = 30) -> None:
+    """``wait_for`` beside other work of the event loop."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 def idle(app: FastAPI) -> bool:

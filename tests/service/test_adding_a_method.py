@@ -43,9 +43,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(TOY, patches / "methods" / "frequencies")
     registry = (real / "registry.py").read_text(encoding="utf-8")
     assert registry.count(LAST_LINE) == 1
-    registry = registry.replace(LAST_LINE, LAST_LINE + LINE).replace(
-        "from patches.methods.none", IMPORT + "from patches.methods.none"
-    )
+    registry = registry.replace(LAST_LINE, LAST_LINE + LINE).replace(NEXT, IMPORT + NEXT)
     (patches / "registry.py").write_text(registry)
     (root / "service").symlink_to(ROOT / "service")
     return root

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -62,9 +63,15 @@ def graph(paths: dict[str, Path]) -> dict[str, set[str]]:
     return {name: imported(path, set(paths)) - {name} for name, path in paths.items()}
 
 
-def circle(edges: dict[str, set[str]]) -> list[str]:
+@cache
+def edges() -> dict[str, set[str]]:
+    """``graph`` of all sources."""
+    return graph(sources())
+
+
+def circle(found: dict[str, set[str]]) -> list[str]:
     try:
-        TopologicalSorter(edges).prepare()
+        TopologicalSorter(found).prepare()
     except CycleError as error:
         return list(error.args[1])
     return []
@@ -111,9 +118,8 @@ def test_the_reading_itself(tmp_path: Path) -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    edges = graph(sources())
-    assert len(edges) > 200
-    assert circle(edges) == []
+    assert len(edges()) > 200
+    assert circle(edges()) == []
 
 
 def test_every_room_has_a_layer() -> None:
@@ -123,7 +129,6 @@ def test_every_room_has_a_layer() -> None:
 
 @pytest.mark.parametrize("package", ["patches", "service"])
 def test_imports_point_down(package: str) -> None:
-    edges = graph(sources())
-    own = {name for name in edges if name.split(".")[0] == package}
-    wrong = {name: sorted(up) for name in sorted(own) if (up := upward(name, edges[name]))}
+    own = {name for name in edges() if name.split(".")[0] == package}
+    wrong = {name: sorted(up) for name in sorted(own) if (up := upward(name, edges()[name]))}
     assert wrong == {}

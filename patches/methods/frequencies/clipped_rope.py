@@ -15,23 +15,18 @@ from pydantic import Field
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import WrappingMethod
 from patches.encoding.recipe import Recipe
-from patches.encoding.schedule import Frequencies, Schedule
+from patches.encoding.schedule import Frequencies, WrappingSchedule
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class ClippedSchedule:
+class ClippedSchedule(WrappingSchedule):
     """The last ``n`` frequencies of another schedule times (1 + cos x) / 2, x from 0 to pi; ``hard``: times 0."""
 
-    schedule: Schedule
     n: int
     hard: bool
-
-    @property
-    def depends_on_length(self) -> bool:
-        return self.schedule.depends_on_length
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         import torch

@@ -14,21 +14,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import WrappingMethod
 from patches.encoding.recipe import Recipe
-from patches.encoding.schedule import Frequencies, Schedule
+from patches.encoding.schedule import Frequencies, WrappingSchedule
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class ResonanceSchedule:
+class ResonanceSchedule(WrappingSchedule):
     """Another schedule with its wavelengths 2 pi / f rounded; pairs that do not rotate stay still."""
-
-    schedule: Schedule
-
-    @property
-    def depends_on_length(self) -> bool:
-        return self.schedule.depends_on_length
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         import torch

@@ -8,6 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import structlog
@@ -131,6 +132,7 @@ def _read_by_others(model: nn.Module) -> set[int]:
     return {layer.weight.data_ptr() for layer in read if isinstance(layer, nn.Linear)}
 
 
+@cache
 def _names_of_weights(kind: type) -> set[str]:
     """Names of layers whose weight the source of ``kind`` reads."""
     names: set[str] = set()

@@ -1,7 +1,6 @@
 """The tokenizer of a run's folder follows its texts, and texts with trained models stay.
 
-``tokenizer/texts.json`` records the texts that the tokenizer learned from. Folders of earlier versions have no such
-file; there, the record of the packed tokens decides.
+``tokenizer/texts.json`` records the texts that the tokenizer learned from. It is written last.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 import structlog
 from tokenizers import Tokenizer
 
-from service.models.training.corpus import CorpusError, Document, is_packed, training_texts
+from service.models.training.corpus import CorpusError, Document, training_texts
 from service.models.training.shape import Preset
 from service.models.training.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
@@ -32,7 +31,7 @@ def tokenizer_for(documents: Sequence[Document], heldout: set[str], preset: Pres
     """
     folder = run_dir / TOKENIZER
     fingerprint = _fingerprint(documents, heldout, preset)
-    if (folder / "tokenizer.json").exists() and _fits(documents, heldout, fingerprint, run_dir):
+    if (folder / "tokenizer.json").exists() and _fits(fingerprint, run_dir):
         return load_tokenizer(folder)
     if trained := sorted(path.parent.name for path in run_dir.glob("*/checkpoint.pt")):
         raise CorpusError(
@@ -41,25 +40,18 @@ def tokenizer_for(documents: Sequence[Document], heldout: set[str], preset: Pres
         )
     (folder / TEXTS).unlink(missing_ok=True)  # it vouches for the tokenizer, which is about to change
     save_tokenizer(train_tokenizer(training_texts(documents, heldout), preset.vocab_size), folder, preset.context)
-    _record(fingerprint, folder)
+    (folder / TEXTS).write_text(json.dumps({"fingerprint": fingerprint}), encoding="utf-8")
     return load_tokenizer(folder)
 
 
-def _fits(documents: Sequence[Document], heldout: set[str], fingerprint: str, run_dir: Path) -> bool:
+def _fits(fingerprint: str, run_dir: Path) -> bool:
     record = run_dir / TOKENIZER / TEXTS
     if record.exists():
         return bool(json.loads(record.read_text(encoding="utf-8"))["fingerprint"] == fingerprint)
-    if (run_dir / "documents.json").exists():
-        fits = is_packed(documents, heldout, load_tokenizer(run_dir / TOKENIZER), run_dir)
-        if fits:
-            _record(fingerprint, run_dir / TOKENIZER)
-        return fits
+    if (run_dir / "documents.json").exists():  # a preparation was interrupted
+        return False
     log.warning("tokenizer_kept", folder=str(run_dir / TOKENIZER), reason="it was put there, its texts are unknown")
     return True
-
-
-def _record(fingerprint: str, folder: Path) -> None:
-    (folder / TEXTS).write_text(json.dumps({"fingerprint": fingerprint}), encoding="utf-8")
 
 
 def _fingerprint(documents: Sequence[Document], heldout: set[str], preset: Preset) -> str:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import structlog
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -36,8 +35,6 @@ WARMUP = 0.03
 FLOOR = 0.1
 """Share of the steps that warm up, and share of the peak rate that is left at the end."""
 MAX_GRADIENT_NORM = 1.0
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -220,9 +217,6 @@ def _refuse_another_run(path: Path, written: dict[str, Any], asked: dict[str, An
     """Raises:
     CheckpointMismatch: when the checkpoint in ``path`` is of a run with another identity.
     """
-    if "data" not in written:  # by an earlier version, whose runs may be hours long
-        log.warning("checkpoint_names_no_texts", path=str(path), taken_for="the texts in the folder of its run")
-        written = written | {"data": asked["data"]}
     differs = [name for name in asked if written.get(name) != asked[name]]
     if not differs:
         return

@@ -37,12 +37,11 @@ def observed(
     fields: Fields,
     tokens: torch.Tensor,
     chunks: Sequence[int] = (LENGTH,),
-    queries: int = QUERIES,
 ) -> AttentionMass:
     """The mass of one sequence [1, length], fed in ``chunks``."""
     length = tokens.shape[1]
     slot, cache = slot_of(patch, fields, length), DynamicCache(config=patch.model.config)
-    mass = AttentionMass(length - queries, length)
+    mass = AttentionMass(length - QUERIES, length)
     start = 0
     for size in chunks:
         position_ids = encode(torch.arange(start, start + size)[None], slot)

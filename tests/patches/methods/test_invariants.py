@@ -117,9 +117,9 @@ def test_inside_the_trained_length_dynamic_ones_are_plain(
 
 
 @st.composite
-def splits(draw: st.DrawFn, most: int = 60) -> list[int]:
+def splits(draw: st.DrawFn) -> list[int]:
     """Sizes of the chunks of one input: whole, token by token, or anything between."""
-    length = draw(st.integers(2, most))
+    length = draw(st.integers(2, 60))
     cuts = draw(st.sets(st.integers(1, length - 1)) | st.just(set(range(1, length))) | st.just(set()))
     return [b - a for a, b in pairwise([0, *sorted(cuts), length])]
 

@@ -72,19 +72,6 @@ def test_a_cache_gives_what_one_pass_gives(kind: str, name: str, models: dict[st
                     assert relative(result[number, mask[number].bool()], expected) < TOLERANCE, case
 
 
-def test_every_token_of_a_row_on_its_own(models: dict[str, PreTrainedModel]) -> None:
-    """From the first token on, without padding: each is a single query."""
-    model = models["grouped_heads"]
-    tokens = tiny_tokens(2, 40)
-    with patched(model) as patch:
-        for fields in REQUESTS:
-            slot = slot_of(patch, fields, 40)
-            encoded = encode(torch.arange(40)[None], slot).expand(2, -1)
-            cache = DynamicCache(config=model.config)
-            result = chunked_logits(model, tokens, torch.ones_like(tokens), encoded, cache=cache, chunks=[1] * 40)
-            assert relative(result, logits_of(model, tokens, slot)) < TOLERANCE, request_id(fields)
-
-
 def test_a_cache_filled_under_one_encoding_belongs_to_it(models: dict[str, PreTrainedModel]) -> None:
     """A prefix may be shared between requests of one encoding only."""
     model = models["grouped_heads"]

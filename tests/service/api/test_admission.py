@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -18,7 +17,7 @@ from limits.aio.storage import memory
 
 from service.api.quotas import RATE_HEADERS, TokenRate, upper_bound
 from service.errors import ApiError
-from service.sharing.admission import Admission, QueueFull, Ticket, TooLarge
+from service.sharing.admission import Admission, QueueFull, TooLarge
 from tests.service.conftest import tiny_tokenizer
 from tests.service.serving import engine_of, serving, within_a_minute
 
@@ -87,43 +86,6 @@ async def test_true_sizes_replace_bounds() -> None:
     for ticket in (one, three):
         ticket.leave()
     assert admission.reserved == 0
-
-
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("enter"), st.lists(st.integers(1, 30), min_size=1, max_size=3)),
-            st.tuples(st.just("leave"), st.integers(0, 50)),
-            st.tuples(st.just("resize"), st.tuples(st.integers(0, 50), st.integers(1, 12))),
-        ),
-        max_size=40,
-    )
-)
-def test_never_more_than_there_is_and_nobody_is_forgotten(steps: list[tuple[str, Any]]) -> None:
-    async def run() -> None:
-        admission = Admission(capacity=12, max_waiting=3, unit=2, max_waiting_tokens=40)
-        tickets: list[Ticket] = []
-        for name, value in steps:
-            if name == "enter":
-                try:
-                    tickets += admission.enter(value)
-                except QueueFull:
-                    assert admission.waiting
-            elif tickets and name == "leave":
-                tickets.pop(value % len(tickets)).leave()
-            elif tickets:
-                at, size = value
-                tickets[at % len(tickets)].resize(size)
-            assert admission.reserved == sum(ticket.needed for ticket in tickets if ticket.granted.is_set()) <= 12
-            assert admission.waiting == sum(not ticket.granted.is_set() for ticket in tickets)
-        while tickets:
-            granted = [ticket for ticket in tickets if ticket.granted.is_set()]
-            assert granted, "somebody waits and nobody holds anything"
-            granted[0].leave()
-            tickets.remove(granted[0])
-        assert (admission.reserved, admission.waiting) == (0, 0)
-
-    asyncio.run(run())
 
 
 @given(st.text(min_size=1, max_size=60))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.service.conftest import TEXT
+from tests.service.serving import wait_for
 
 ENCODINGS = [
     {"method": "default"},
@@ -269,8 +269,6 @@ def _load(client: httpx.Client) -> dict[str, int]:
 
 
 def _settled(client: httpx.Client) -> dict[str, int]:
-    """The load once nothing runs any more, or after five seconds."""
-    until = time.monotonic() + 5
-    while (load := _load(client))["running"] + load["slots_in_use"] and time.monotonic() < until:
-        time.sleep(0.02)
-    return load
+    """The load once nothing runs any more."""
+    wait_for(lambda: _load(client)["running"] + _load(client)["slots_in_use"] == 0)
+    return _load(client)

@@ -6,8 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from service.engine.failures import EngineFailed
 from service.engine.generation import Generation
 from service.evaluation.perplexity.request import PerplexityRequest
 from tests.service.conftest import TEXT
-from tests.service.serving import serving
+from tests.service.serving import serving, until, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 YARN: dict[str, Any] = {"method": "yarn", "factor": 4}
@@ -61,13 +60,6 @@ def aborted(server: str) -> float:
         for sample in family.samples
         if sample.name == "ropeway_request_success_total" and sample.labels["finished_reason"] == "abort"
     )
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < until, "not within ten seconds"
-        time.sleep(0.02)
 
 
 def text_of(events: list[StreamEvent], index: int) -> str:
@@ -131,7 +123,7 @@ class TestStream:
         events = ropeway.stream(LONG, max_new_tokens=1000)
         assert isinstance(next(events), TextDelta)
         events.close()
-        wait_until(lambda: aborted(server) == before + 1)
+        wait_for(lambda: aborted(server) == before + 1)
         assert ropeway.health().models["tiny"]["running"] == 0
 
     def test_an_error_after_the_first_tokens_is_raised_and_not_tried_again(
@@ -280,7 +272,7 @@ class TestAsync:
         before = aborted(server)
         async with aclosing(asynchronous.stream(LONG, max_new_tokens=1000)) as events:
             assert isinstance(await anext(events), TextDelta)
-        await asyncio.to_thread(wait_until, lambda: aborted(server) == before + 1)
+        await until(lambda: aborted(server) == before + 1)
 
     async def test_errors(self, asynchronous: AsyncRopeway, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(RopewayError) as caught:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import pytest
 import yaml
 
 from patches import METHODS, parse
+from service.addresses import free_port
 from service.api.encodings.export import ExportRequest
 from service.api.responses.encodings import AutoChoice
 from service.cli.demo import ENCODINGS
@@ -303,12 +303,6 @@ def test_bodies_that_pages_show_are_valid() -> None:
             assert AutoChoice.model_validate(body)
         else:
             assert EVALUATIONS[body["evaluation"]].request.model_validate(body)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def answers(url: str) -> bool:

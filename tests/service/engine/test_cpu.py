@@ -17,7 +17,8 @@ from service.engine.thread import cpu
 from service.engine.thread.cpu import Wake
 from service.sharing import heap
 from tests.models import tiny_model
-from tests.service.engine.padded.test_padded import LIMITS, TOGETHER, finished, prompt, running
+from tests.service.engine.generating import finished
+from tests.service.engine.padded.test_padded import LIMITS, TOGETHER, prompt, running
 from tests.service.serving import wait_for
 
 TASKS = Path("/proc/self/task")

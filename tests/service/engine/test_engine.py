@@ -16,20 +16,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from patches import Method, parse, patched
+from patches import parse, patched
 from service.engine.choice import PAGED, EngineChoice
 from service.engine.engine import Engine
 from service.engine.failures import EngineFailed, EngineStopping
-from service.engine.generation import Generation
 from service.engine.limits import EngineLimits
 from service.engine.request import SamplingParams
 from service.engine.thread import generation_thread
 from service.engine.thread.interleave import Interleaved
 from service.sharing.admission import QueueFull, TooLarge
+from tests.service.engine.generating import DEFAULT, finished
 from tests.service.serving import wait_for
 
 LIMITS = EngineLimits(cache_tokens=2048, score_tokens=1024, max_batch_tokens=64, max_queue=4)
-DEFAULT = parse({"method": "default"})
 
 
 @asynccontextmanager
@@ -45,27 +44,19 @@ async def running(
             engine.thread.stop(grace_s=1.0)
 
 
-async def finish(engine: Engine, prompt: list[int], tokens: int, method: Method = DEFAULT) -> Generation:
-    resolved = engine.patch.resolve(method, len(prompt) + tokens)
-    steps = engine.generate(prompt, resolved, SamplingParams(), tokens, pe_method=method.method)
-    async for generation in steps:
-        last = generation
-    return last
-
-
 async def test_a_request_that_never_fits_is_refused_at_once(checkpoints: Path) -> None:
     async with running(checkpoints) as engine:
         with pytest.raises(TooLarge, match="2048"):
-            await finish(engine, [2] * 2000, 100)
+            await finished(engine, [2] * 2000, 100)
 
 
 async def test_what_does_not_fit_now_waits_and_the_queue_is_bounded(checkpoints: Path) -> None:
     async with running(checkpoints) as engine:
-        jobs = [asyncio.create_task(finish(engine, [2] * 900, 100)) for _ in range(6)]  # two fit, four wait
+        jobs = [asyncio.create_task(finished(engine, [2] * 900, 100)) for _ in range(6)]  # two fit, four wait
         await asyncio.sleep(0)
         assert (engine.generations.reserved, engine.generations.waiting) == (2048, 4)
         with pytest.raises(QueueFull):
-            await finish(engine, [2], 1)
+            await finished(engine, [2], 1)
         results = await asyncio.gather(*jobs)
         assert [len(r.token_ids) for r in results] == [100] * 6
         assert len({tuple(r.token_ids) for r in results}) == 1
@@ -76,9 +67,9 @@ async def test_long_prompts_prefill_in_chunks_like_in_one(checkpoints: Path) -> 
     pe = parse({"method": "self_extend", "group_size": 4, "neighbor_window": 16})
     prompt = [(7 * n) % 380 + 2 for n in range(500)]
     async with running(checkpoints) as engine:
-        chunked = await finish(engine, prompt, 8, pe)
+        chunked = await finished(engine, prompt, 8, pe)
     async with running(checkpoints, EngineLimits(2048, 1024, max_batch_tokens=1024)) as engine:
-        whole = await finish(engine, prompt, 8, pe)
+        whole = await finished(engine, prompt, 8, pe)
     assert chunked.token_ids == whole.token_ids
 
 
@@ -87,7 +78,7 @@ async def test_the_tokens_are_those_of_generate(checkpoints: Path) -> None:
     encodings = ["default", "dynamic_yarn", "self_extend:group_size=4,neighbor_window=16"]
     prompts = [[(7 * n) % 380 + 2 for n in range(length)] for length in (300, 90, 20)]
     async with running(checkpoints) as engine:
-        expected = [await finish(engine, *pair) for pair in zip(prompts, [8] * 3, map(parse, encodings), strict=True)]
+        expected = [await finished(engine, *pair) for pair in zip(prompts, [8] * 3, map(parse, encodings), strict=True)]
     longest = max(map(len, prompts))
     ids, mask = (
         torch.tensor([[0] * (longest - len(row)) + row for row in rows])
@@ -105,7 +96,7 @@ async def test_a_shared_prefix_is_reused_under_one_encoding_only(checkpoints: Pa
     prompt = [(5 * n) % 380 + 2 for n in range(200)]
     async with running(checkpoints) as engine:
         found: list[int] = []
-        await finish(engine, prompt, 2)
+        await finished(engine, prompt, 2)
         cache: Any = engine.thread.manager.batch_processor.cache
         search = type(cache).search_prefix_match
 
@@ -114,9 +105,9 @@ async def test_a_shared_prefix_is_reused_under_one_encoding_only(checkpoints: Pa
             return found[-1]
 
         cache.search_prefix_match = spy
-        await finish(engine, prompt, 2)
-        await finish(engine, prompt, 2, parse({"method": "yarn", "factor": 4}))
-        await finish(engine, prompt, 2, parse({"method": "yarn", "factor": 4}))
+        await finished(engine, prompt, 2)
+        await finished(engine, prompt, 2, parse({"method": "yarn", "factor": 4}))
+        await finished(engine, prompt, 2, parse({"method": "yarn", "factor": 4}))
     assert found == [192, 0, 192]
 
 
@@ -132,12 +123,12 @@ async def test_scoring_runs_between_steps_and_can_be_cancelled(checkpoints: Path
 
     async with running(checkpoints) as engine:
         job = asyncio.create_task(engine.score(endless(), 100, lambda progress: None, scored={}))
-        generation = await finish(engine, [2, 3, 4], 20)
+        generation = await finished(engine, [2, 3, 4], 20)
         assert len(generation.token_ids) == 20
         job.cancel()
         with pytest.raises(asyncio.CancelledError):
             await job
-        await finish(engine, [2], 3)
+        await finished(engine, [2], 3)
         assert closed == [True]
         assert engine.scores.reserved == 0
 
@@ -150,12 +141,12 @@ async def test_a_failing_job_fails_alone(checkpoints: Path) -> None:
     async with running(checkpoints) as engine:
         with pytest.raises(FloatingPointError):
             await engine.score(broken(), 10, lambda progress: None, scored={})
-        assert len((await finish(engine, [2], 3)).token_ids) == 3
+        assert len((await finished(engine, [2], 3)).token_ids) == 3
 
 
 async def test_a_dead_thread_fails_what_ran_and_comes_back(checkpoints: Path) -> None:
     async with running(checkpoints) as engine:
-        before = await finish(engine, [2, 3, 4], 6)
+        before = await finished(engine, [2, 3, 4], 6)
         runner: Any = engine.thread.manager.batch_processor.model_runner
 
         def explode(*_: object) -> None:
@@ -163,12 +154,12 @@ async def test_a_dead_thread_fails_what_ran_and_comes_back(checkpoints: Path) ->
 
         runner._sample = explode
         with pytest.raises(EngineFailed, match="a broken step"):
-            await finish(engine, [2, 3, 4], 6)
+            await finished(engine, [2, 3, 4], 6)
         while engine.thread.is_alive and not engine.thread.restarts:  # a check that was under way may replace it first
             await asyncio.sleep(0.01)
         engine.thread.revive()
         assert engine.thread.is_alive
-        after = await finish(engine, [2, 3, 4], 6)
+        after = await finished(engine, [2, 3, 4], 6)
         assert after.token_ids == before.token_ids
         assert engine.thread.restarts == 1
         assert engine.generations.reserved == 0
@@ -178,20 +169,20 @@ async def test_a_dead_thread_fails_what_ran_and_comes_back(checkpoints: Path) ->
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a_thread_that_ends_without_a_word_is_noticed(checkpoints: Path) -> None:
     async with running(checkpoints) as engine:
-        await finish(engine, [2], 1)
+        await finished(engine, [2], 1)
         engine.thread.manager._generation_step = lambda: sys.exit(0)  # type: ignore[method-assign]
         with pytest.raises(EngineFailed, match="has stopped"):
-            await finish(engine, [2, 3], 4)
-        assert len((await finish(engine, [2, 3], 4)).token_ids) == 4
+            await finished(engine, [2, 3], 4)
+        assert len((await finished(engine, [2, 3], 4)).token_ids) == 4
 
 
 async def test_a_stopped_engine_refuses(checkpoints: Path) -> None:
     async with running(checkpoints) as engine:
-        await finish(engine, [2], 1)
+        await finished(engine, [2], 1)
         engine.thread.stop(0.0)
         assert not engine.thread.is_alive
         with pytest.raises(EngineFailed, match="shutting down"):
-            await finish(engine, [2], 1)
+            await finished(engine, [2], 1)
 
 
 def test_interleaved_work_takes_turns_and_fails_when_closed() -> None:
@@ -259,7 +250,7 @@ async def test_a_step_that_outlives_the_grace_ends_without_an_error(
             step()
 
         monkeypatch.setattr(manager, "_generation_step", outlives_the_grace)
-        generating = asyncio.create_task(finish(engine, [2, 3], 500))
+        generating = asyncio.create_task(finished(engine, [2, 3], 500))
         await inside.wait()
         await asyncio.to_thread(engine.thread.stop, 0.1)
         with pytest.raises(EngineStopping):
@@ -276,7 +267,7 @@ async def test_outputs_of_cancelled_requests_do_not_stay(checkpoints: Path) -> N
             async for _ in steps:
                 break
             await steps.aclose()
-        await finish(engine, [2, 3], 1)
+        await finished(engine, [2, 3], 1)
         manager: Any = engine.thread.manager
         assert manager.output_router.output_queue.empty()
         assert not manager.output_router.result_handlers
@@ -289,7 +280,7 @@ async def test_a_thread_that_stays_stuck_ends_its_generations_at_the_stop(
     monkeypatch.setattr(generation_thread, "STOP_S", 0.2)
     release, inside, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
     async with running(checkpoints, choice=choice) as engine:
-        await finish(engine, [2], 1)
+        await finished(engine, [2], 1)
         forward = engine.patch.model.forward
 
         def stuck(*args: Any, **kwargs: Any) -> Any:
@@ -298,7 +289,7 @@ async def test_a_thread_that_stays_stuck_ends_its_generations_at_the_stop(
             return forward(*args, **kwargs)
 
         monkeypatch.setattr(engine.patch.model, "forward", stuck)
-        generating = asyncio.create_task(finish(engine, [2, 3], 500))
+        generating = asyncio.create_task(finished(engine, [2, 3], 500))
         try:
             await inside.wait()
             await asyncio.to_thread(engine.thread.stop, 0.0)
@@ -323,7 +314,7 @@ async def test_a_request_that_comes_as_the_thread_stops_is_refused(
 
         monkeypatch.setattr(manager, "register_result_handler", stops)
         with pytest.raises(EngineStopping):
-            await asyncio.wait_for(finish(engine, [2, 3], 4), 10)
+            await asyncio.wait_for(finished(engine, [2, 3], 4), 10)
         assert engine.generations.reserved == 0
 
 

@@ -15,8 +15,8 @@ from service.context import RequestContext
 from service.engine.engine import Engine
 from service.engine.generation import Generation
 from service.engine.limits import EngineLimits
-from service.engine.request import SamplingParams
-from tests.service.engine.test_engine import DEFAULT, running
+from tests.service.engine.generating import DEFAULT, finished
+from tests.service.engine.test_engine import running
 
 LIMITS = EngineLimits(cache_tokens=4096, score_tokens=1024, max_batch_tokens=64, max_queue=200, shared=True)
 LONG = [(7 * n) % 380 + 2 for n in range(400)]
@@ -24,11 +24,7 @@ LONG = [(7 * n) % 380 + 2 for n in range(400)]
 
 async def finish(engine: Engine, tenant: str, prompt: list[int], tokens: int, method: Method = DEFAULT) -> Generation:
     context.enter(RequestContext("", tenant=tenant))
-    resolved = engine.patch.resolve(method, len(prompt) + tokens)
-    steps = engine.generate(prompt, resolved, SamplingParams(), tokens, pe_method=method.method)
-    async for generation in steps:
-        last = generation
-    return last
+    return await finished(engine, prompt, tokens, method)
 
 
 @pytest.mark.slow

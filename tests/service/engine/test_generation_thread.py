@@ -14,7 +14,8 @@ import pytest
 from fastapi import FastAPI
 
 from service.engine.limits import EngineLimits
-from tests.service.engine.test_engine import finish, running
+from tests.service.engine.generating import finished
+from tests.service.engine.test_engine import running
 from tests.service.serving import SHORT, engine_of, events, generate, idle, serving, token_ids, wait_for
 
 pytestmark = pytest.mark.slow
@@ -119,10 +120,10 @@ async def test_scoring_in_a_stalled_step_fails_too(checkpoints: Path) -> None:
 
     limits = EngineLimits(2048, 1024, stall_timeout_s=1.0)
     async with running(checkpoints, limits) as engine:
-        await finish(engine, [2], 1)
+        await finished(engine, [2], 1)
         with pytest.raises(RuntimeError, match="in one step"):
             await engine.score(stuck(), 10, lambda _: None, scored={})  # type: ignore[arg-type]
-        assert len((await finish(engine, [2, 3], 4)).token_ids) == 4
+        assert len((await finished(engine, [2, 3], 4)).token_ids) == 4
         assert engine.thread.restarts == 1
         release.set()
 

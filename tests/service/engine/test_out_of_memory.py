@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,8 @@ from fastapi import FastAPI
 
 from service.engine.sampling import sample
 from service.engine.thread.out_of_memory import OutOfMemory, is_out_of_memory
-from tests.service.engine.test_engine import finish, running
+from tests.service.engine.generating import finished
+from tests.service.engine.test_engine import running
 from tests.service.serving import (
     LONG,
     SHORT,
@@ -27,6 +27,7 @@ from tests.service.serving import (
     runner_of,
     serving,
     token_ids,
+    until,
     wait_for,
 )
 
@@ -129,7 +130,7 @@ def test_out_of_memory_costs_one_request_and_leaves_its_neighbours_exact(
 
 async def test_a_failed_step_keeps_no_memory(checkpoints: Path) -> None:
     async with running(checkpoints) as engine:
-        await finish(engine, [2], 1)
+        await finished(engine, [2], 1)
         processor: Any = engine.thread.manager.batch_processor
         held: list[Any] = []
 
@@ -143,13 +144,11 @@ async def test_a_failed_step_keeps_no_memory(checkpoints: Path) -> None:
 
         processor.model_runner._sample = failing
         with pytest.raises(OutOfMemory):
-            await finish(engine, [2, 3, 4] * 40, 6)
+            await finished(engine, [2, 3, 4] * 40, 6)
         del processor.model_runner._sample
-        assert held[0]() is None
-        async with asyncio.timeout(10):  # the thread reports the failure before it has tidied up
-            while processor.cache.live_keys or processor.scheduler.active_requests:
-                await asyncio.sleep(0.01)
-        assert len((await finish(engine, [2, 3], 4)).token_ids) == 4
+        # The thread reports the failure before it has tidied up.
+        await until(lambda: not (held[0]() or processor.cache.live_keys or processor.scheduler.active_requests))
+        assert len((await finished(engine, [2, 3], 4)).token_ids) == 4
 
 
 @pytest.mark.slow

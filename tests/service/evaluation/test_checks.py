@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from service.models.registry import ModelRegistry
 from tests.field import configurations
 from tests.models import tiny_model
 from tests.service.conftest import TEXT
-from tests.service.evaluation.prompting import finish, registry, settings_of
+from tests.service.evaluation.prompting import finish, settings_of
 
 STREAMING = {"method": "streaming", "sink_tokens": 4, "window": 32}
 BODIES: dict[str, dict[str, Any]] = {
@@ -47,11 +46,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "search": {"input": TEXT, "length": 512, "windows": 1, "held_out": 3, "methods": [{"method": "default"}]},
     "sweep": {"lengths": [64, 512], "evaluations": [{"evaluation": "perplexity", "input": TEXT}]},
 }
-
-
-@pytest.fixture(scope="module")
-def models(checkpoints: Path) -> Iterator[ModelRegistry]:
-    yield from registry(checkpoints / "tiny")
 
 
 def planned(models: ModelRegistry, evaluation: str, **fields: Any) -> Plan:

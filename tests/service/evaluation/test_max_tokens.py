@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from service.evaluation.retrieval.grid import haystack_of
 from service.evaluation.unit import Plan, evaluate
 from service.models.registry import ModelRegistry
 from tests.service.conftest import TEXT
-from tests.service.evaluation.prompting import finish, registry, settings_of
+from tests.service.evaluation.prompting import finish, settings_of
 
 MOST = 150
 UNICODE = "Überall größer als 10 € — naïve " * 40
@@ -33,11 +32,6 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "search": {"length": 66, "windows": 1, "held_out": 3, "population": 4, "generations": 1},
     "ruler": {"lengths": [512], "tasks": ["niah_single_2"], "samples": 1},
 }
-
-
-@pytest.fixture(scope="module")
-def models(checkpoints: Path) -> Iterator[ModelRegistry]:
-    yield from registry(checkpoints / "tiny")
 
 
 def measured(plan: Plan) -> Any:

@@ -17,6 +17,7 @@ from service.evaluation.perplexity.plan import PerplexityPlan
 from service.evaluation.scoring.pass_memory import pass_bytes
 from service.evaluation.unit import Subject, evaluate
 from tests.forks.process import forked
+from tests.service.evaluation.prompting import finish
 
 TOKENS = 32_768
 CHUNK = 2048
@@ -50,12 +51,7 @@ def measured(patch: Any, length: int) -> Any:
         bos=None,
         chunk=CHUNK,
     )
-    work = evaluate(plan)
-    try:
-        while True:
-            next(work)
-    except StopIteration as stop:
-        return stop.value
+    return finish(evaluate(plan))
 
 
 def measure(share: float, answer: Path) -> None:

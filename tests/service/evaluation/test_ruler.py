@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
@@ -35,7 +34,6 @@ from tests.service.evaluation.prompting import (
     finish,
     hopeless,
     perfect,
-    registry,
     settings_of,
 )
 
@@ -43,11 +41,6 @@ TASKS: tuple[TaskName, ...] = get_args(TaskName)
 DOCUMENTS = Haystack(ESSAY)
 SEEDS = st.integers(0, 10_000)
 EXTRA = st.integers(0, 900)
-
-
-@pytest.fixture(scope="module")
-def models(checkpoints: Path) -> Iterator[ModelRegistry]:
-    yield from registry(checkpoints / "tiny")
 
 
 def drafted(task: TaskName, seed: int = 0, sample: int = 0, **fields: Any) -> Draft:

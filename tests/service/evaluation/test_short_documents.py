@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.unit import Plan, evaluate
 from service.models.registry import ModelRegistry
 from tests.service.conftest import TEXT
-from tests.service.evaluation.prompting import finish, registry, settings_of
+from tests.service.evaluation.prompting import finish, settings_of
 
 SHORT = "A short text."
 MIXED = [SHORT, TEXT, SHORT, TEXT[:300], TEXT[500:]]
@@ -30,11 +29,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "recommend": {"length": 512, "windows": 2, "methods": [{"method": "default"}]},
     "search": {"length": 512, "windows": 1, "held_out": 3, "population": 4, "generations": 1},
 }
-
-
-@pytest.fixture(scope="module")
-def models(checkpoints: Path) -> Iterator[ModelRegistry]:
-    yield from registry(checkpoints / "tiny")
 
 
 def planned(models: ModelRegistry, evaluation: str, **fields: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
@@ -22,6 +21,8 @@ from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from service.sharing.workers import Workers
+from tests.service.evaluation.prompting import finish
+from tests.service.serving import until
 
 LONG: dict[str, Any] = {"input": [[n % 380 + 2 for n in range(2000)]], "lengths": [2000]}
 """Units of some 150 chunks."""
@@ -62,13 +63,8 @@ def result_of(store: JobStore, tenant: str, job_id: str) -> EvaluationResult:
 
 def in_one_run(plan: Plan) -> dict[str, Any]:
     """The numbers of an evaluation that nothing interrupts, made on this thread."""
-    work = evaluate(plan)
-    while True:
-        try:
-            next(work)
-        except StopIteration as stop:
-            numbers: dict[str, Any] = stop.value.numbers()
-            return numbers
+    numbers: dict[str, Any] = finish(evaluate(plan)).numbers()
+    return numbers
 
 
 class Bench:
@@ -95,13 +91,8 @@ class Bench:
         async with running(store or self.store, self.models, chosen, lambda: keys) as runner:
             yield runner
 
-    async def until(self, condition: Callable[[], object], seconds: float = 30) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.005)
-
     async def ended(self, *ids: str, tenant: str = "anna") -> list[JobInfo]:
-        await self.until(lambda: all(self.store.get(tenant, i).state not in ("queued", "running") for i in ids))
+        await until(lambda: all(self.store.get(tenant, i).state not in ("queued", "running") for i in ids))
         return [self.store.get(tenant, i) for i in ids]
 
     def numbers(self, job_id: str, tenant: str = "anna") -> dict[str, Any]:

@@ -15,12 +15,13 @@ from service.evaluation.perplexity.plan import WindowsUnit
 from service.evaluation.unit import Outcome
 from service.jobs import execution
 from service.jobs.database import calls
+from service.jobs.database.opening import Database
 from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
 from service.settings import Settings
 from tests.service.jobs.bench import Bench
 from tests.service.jobs.postgres import postgres_server
-from tests.service.serving import SMALL
+from tests.service.serving import SMALL, with_tables
 
 
 @pytest.fixture(scope="session")
@@ -30,13 +31,19 @@ def postgres() -> Iterator[str]:
         yield url
 
 
+def created(postgres: str, template: str = "template1") -> str:
+    """URL of a new PostgreSQL database with the tables of ``template``."""
+    name = f"ropeway_{uuid.uuid4().hex}"
+    command = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+    with psycopg.connect(postgres.format(name="postgres"), autocommit=True) as connection:
+        connection.execute(command)
+    return postgres.format(name=name)
+
+
 @pytest.fixture
 def postgres_url(postgres: str) -> str:
-    """An empty PostgreSQL database."""
-    name = f"ropeway_{uuid.uuid4().hex}"
-    with psycopg.connect(postgres.format(name="postgres"), autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    return postgres.format(name=name)
+    """A PostgreSQL database without tables."""
+    return created(postgres)
 
 
 @pytest.fixture
@@ -44,12 +51,31 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'jobs.db'}"
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-def url(request: pytest.FixtureRequest) -> str:
-    """An empty database of each kind."""
+every_kind = pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+
+
+@every_kind
+def new_url(request: pytest.FixtureRequest) -> str:
+    """A database of each kind without tables."""
     found: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
     assert make_url(found).get_backend_name() == request.param
     return found
+
+
+@pytest.fixture(scope="session")
+def template(postgres: str) -> str:
+    """Name of a PostgreSQL database with all tables."""
+    url = created(postgres)
+    Database(url).close()
+    return str(make_url(url).database)
+
+
+@every_kind
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database of each kind with all tables: migrations are most of the time of a small test."""
+    if request.param == "sqlite":
+        return with_tables(tmp_path / "jobs.db")
+    return created(request.getfixturevalue("postgres"), request.getfixturevalue("template"))
 
 
 @pytest.fixture
@@ -59,15 +85,15 @@ def store(url: str) -> Iterator[JobStore]:
     opened.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def job_settings(checkpoints: Path) -> Settings:
     own = {"model": str(checkpoints), "score_chunk": 16, "max_scored_tokens": 10_000_000}
     return Settings(_env_file=None, **SMALL | own)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def models(job_settings: Settings) -> Iterator[ModelRegistry]:
-    """The tiny model and its variant, served for one module."""
+    """The tiny model and its variant."""
     registry = ModelRegistry(job_settings)
     yield registry
     registry.close()

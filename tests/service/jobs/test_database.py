@@ -30,30 +30,32 @@ from tests.conftest import ROOT as REPOSITORY
 from tests.forks.process import forked
 from tests.service.jobs import server
 from tests.service.jobs.bench import body
+from tests.service.serving import with_tables
 from tests.service.unprivileged import unprivileged
 
 
-def test_migrations_make_exactly_the_tables(url: str) -> None:
-    database = Database(url)
+def test_migrations_make_exactly_the_tables(new_url: str) -> None:
+    database = Database(new_url)
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE, "compare_type": True})
         assert compare_metadata(context, Base.metadata) == []
     database.close()
-    Database(url).close()  # a second opening finds them
+    Database(new_url).close()  # a second opening finds them
 
 
 OPENED = """
 import sys
 from service.jobs.database.opening import Database
-Database(sys.argv[1]).close()
-print("alembic" in sys.modules)
+for url in sys.argv[1:]:
+    Database(url).close()
+    print("alembic" in sys.modules)
 """
 
 
-def test_a_database_of_today_is_opened_without_alembic(sqlite_url: str) -> None:
-    command = [sys.executable, "-c", OPENED, sqlite_url]
-    loaded = [subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True) for _ in range(2)]
-    assert [run.stdout.strip() for run in loaded] == ["True", "False"]
+def test_a_database_of_today_is_opened_without_alembic(sqlite_url: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OPENED, with_tables(tmp_path / "today.db"), sqlite_url]
+    loaded = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == ["False", "True"]
 
 
 def test_the_version_of_today_is_the_newest_migration() -> None:
@@ -119,9 +121,9 @@ def test_sqlite_is_durable_and_keeps_references(sqlite_url: str) -> None:
     assert found == ["wal", 2, 1, 5000]
 
 
-def test_several_processes_open_a_new_database_at_once(url: str, tmp_path: Path) -> None:
+def test_several_processes_open_a_new_database_at_once(new_url: str, tmp_path: Path) -> None:
     logs = [tmp_path / f"log{n}" for n in range(3)]
-    running = [forked(server.open_database, url, log=log) for log in logs]
+    running = [forked(server.open_database, new_url, log=log) for log in logs]
     for process, log in zip(running, logs, strict=True):
         assert process.wait(60) == 0, log.read_text()
 

@@ -190,16 +190,6 @@ def test_who_may_have_no_more_jobs_resumes_none(checkpoints: Path) -> None:
         client.delete(f"/jobs/{job_id}")
 
 
-def test_another_key_reads_and_resumes_nothing(checkpoints: Path) -> None:
-    ann, bob = ({"Authorization": f"Bearer {name}"} for name in ("ann", "bob"))
-    with serving(checkpoints, api_keys="ann,bob") as (url, _), httpx.Client(base_url=url, timeout=60) as client:
-        client.headers = httpx.Headers(ann)
-        job_id = cancelled(client, units=1)
-        client.headers = httpx.Headers(bob)
-        for method, path in (("POST", "resume"), ("GET", "units.json"), ("GET", "units.csv"), ("GET", "results.json")):
-            assert client.request(method, f"/jobs/{job_id}/{path}").status_code == 404
-
-
 class TestStore:
     def test_a_failed_job_is_queued_as_if_it_had_never_failed(self, store: JobStore) -> None:
         queue = queue_of(store)

@@ -35,6 +35,7 @@ from service.sharing.admission import QueueFull
 from service.sharing.workers import MAX_WAITING, Workers
 from tests.service.jobs.adding import planned, queue_of
 from tests.service.jobs.bench import LONG, Bench, only_sqlite
+from tests.service.serving import until
 
 
 @only_sqlite
@@ -187,7 +188,7 @@ async def test_units_of_a_lost_server_are_taken_over_within_a_second_after_the_l
     job_id = bench.add(**LONG)
     lost = queue_of(bench.store, owner=Owner("elsewhere", 1, 0.0, "lost"), lease_s=2.0)
     async with bench.running(lease_s=2.0) as runner:
-        await bench.until(lambda: runner.progress(job_id) > 0)
+        await until(lambda: runner.progress(job_id) > 0)
         began, taken = time.monotonic(), lost.take(1, "tiny", 2)
         assert taken is not None
         freed = False
@@ -211,7 +212,7 @@ async def test_a_job_waits_while_requests_fill_the_threads(bench: Bench) -> None
     runner = JobRunner(bench.store, bench.models, bench.settings, workers, calls, as_api_error)
     runner.start()
     try:
-        await bench.until(lambda: bench.store.get("anna", job_id).state == "running")
+        await until(lambda: bench.store.get("anna", job_id).state == "running")
         await asyncio.sleep(0.1)
         assert bench.store.get("anna", job_id).state == "running"
         gate.set()

@@ -54,7 +54,7 @@ def finished_units(store: JobStore) -> Rows:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("url", "kills"), [("sqlite", 3), ("postgresql", 8)], indirect=["url"])
+@pytest.mark.parametrize(("url", "kills"), [("sqlite", 3), ("postgresql", 4)], indirect=["url"])
 def test_killed_servers_lose_nothing(url: str, kills: int, checkpoints: Path, tmp_path: Path) -> None:
     """Three servers on one database; a random one is killed and begins again."""
     settings = Settings(_env_file=None, **SMALL | {"model": str(checkpoints / "tiny"), "score_chunk": 16})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from service.evaluation.catalogue import EVALUATIONS
 from service.jobs.storage.store import JobStore
 from service.policy.auto import Auto
 from tests.service.conftest import TEXT
-from tests.service.serving import events_of, serving
+from tests.service.serving import events_of, serving, wait_for
 
 BODY: dict[str, Any] = {
     "evaluation": "perplexity",
@@ -45,21 +44,14 @@ def address_of(accepted: httpx.Response, *, behind: str) -> str:
 
 
 def ended(client: httpx.Client, job_id: str) -> dict[str, Any]:
-    until = time.monotonic() + 60
-    while True:
-        job: dict[str, Any] = client.get(f"/jobs/{job_id}").json()
-        if job["state"] not in ("queued", "running"):
-            return job
-        assert time.monotonic() < until, job
-        time.sleep(0.05)
+    wait_for(lambda: client.get(f"/jobs/{job_id}").json()["state"] not in ("queued", "running"), 60)
+    job: dict[str, Any] = client.get(f"/jobs/{job_id}").json()
+    return job
 
 
 def running(client: httpx.Client) -> dict[str, Any]:
     job = submitted(client, **LONG, reuse=False)
-    until = time.monotonic() + 30
-    while client.get(f"/jobs/{job['id']}").json()["tokens_done"] == 0:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(lambda: client.get(f"/jobs/{job['id']}").json()["tokens_done"], 30)
     return job
 
 
@@ -174,14 +166,6 @@ def test_events_tell_every_unit_once_and_go_on_after_the_last_that_was_seen(clie
     assert [data["number"] for name, data in again if name == "unit"] == [2]
 
 
-def test_the_same_again_is_taken_from_the_store_unless_it_is_not_wanted(client: httpx.Client) -> None:
-    ended(client, submitted(client)["id"])
-    assert ended(client, submitted(client)["id"])["units_reused"] == 2
-    assert ended(client, submitted(client, reuse=False)["id"])["units_reused"] == 0
-    longer = ended(client, submitted(client, lengths=[64, 128, 256])["id"])
-    assert longer["units_reused"] == 0, "the passes are longer"
-
-
 def test_a_submission_that_is_sent_again_makes_no_second_job(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,14 +222,6 @@ def test_a_running_job_is_cancelled_and_an_ended_one_forgotten(client: httpx.Cli
     assert client.delete(f"/jobs/{job['id']}").json()["state"] == "cancelled", "again is no harm"
     assert client.delete(f"/jobs/{job['id']}?forget=true").status_code == 204
     assert client.get(f"/jobs/{job['id']}").status_code == 404
-
-
-def test_generation_goes_on_beside_a_job(client: httpx.Client) -> None:
-    job = running(client)
-    answer = client.post("/generate", json={"prompt": [5, 6, 7], "max_new_tokens": 16})
-    assert answer.status_code == 200
-    assert client.get(f"/jobs/{job['id']}").json()["state"] == "running"
-    client.delete(f"/jobs/{job['id']}")
 
 
 def test_jobs_are_listed_newest_first_and_page_by_page(client: httpx.Client) -> None:
@@ -312,8 +288,14 @@ def test_another_key_sees_nothing_of_a_job(checkpoints: Path, tmp_path: Path) ->
     ):
         job = client.post("/jobs", json=LONG, headers=ann).json()["id"]
         assert client.get("/jobs", headers=bob).json() == {"jobs": []}
-        for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events"), ("GET", "/results.json")):
-            assert client.request(method, f"/jobs/{job}{path}", headers=bob).status_code == 404
+        files = ("events", "results.json", "units.json", "units.csv")
+        for method, path in (
+            ("GET", ""),
+            ("DELETE", ""),
+            ("POST", "/resume"),
+            *(("GET", f"/{file}") for file in files),
+        ):
+            assert client.request(method, f"/jobs/{job}{path}", headers=bob).status_code == 404, path
         refused = client.post("/jobs", json=BODY, headers=ann)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_jobs")
         assert client.post("/jobs", json=BODY, headers=bob).status_code == 202

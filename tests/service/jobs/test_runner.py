@@ -26,6 +26,7 @@ from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.units import Finished
 from tests.service.jobs.bench import LONG, Bench, body, only_sqlite
+from tests.service.serving import until
 
 
 async def test_a_job_gives_what_the_evaluation_gives(bench: Bench) -> None:
@@ -78,7 +79,7 @@ async def test_a_closed_runner_loses_nothing(bench: Bench, reuse: bool) -> None:
     while bench.store.get("anna", job_id).state != "done":
         async with bench.running():
             before = len(finished)
-            await bench.until(
+            await until(
                 lambda: (
                     len(bench.store.done_units(job_id)) > before  # noqa: B023 - called in this round
                     or bench.store.get("anna", job_id).state == "done"
@@ -99,15 +100,15 @@ async def test_cancelling_ends_the_unit_at_work_and_nothing_else(bench: Bench) -
     engine = bench.models.default.engine
     job_id, other = bench.add(**LONG), bench.add("berta")
     async with bench.running() as runner:
-        await bench.until(lambda: runner.progress(job_id) > 0)
+        await until(lambda: runner.progress(job_id) > 0)
         assert bench.store.get("anna", job_id).tokens_done > 0
         assert bench.store.cancel("anna", job_id).state == "cancelled"
         runner.notify()
-        await bench.until(lambda: runner.progress(job_id) == 0 and engine.scores.reserved == 0, 5)
+        await until(lambda: runner.progress(job_id) == 0 and engine.scores.reserved == 0, 5)
         (job,) = await bench.ended(other, tenant="berta")
     assert job.state == "done"
     assert bench.store.get("anna", job_id).state == "cancelled"
-    await bench.until(lambda: engine.patch.slots.in_use() == 0)
+    await until(lambda: engine.patch.slots.in_use() == 0)
 
 
 @only_sqlite
@@ -132,7 +133,7 @@ async def test_tenants_take_turns_and_each_has_its_oldest_job_first(
         while any(bench.store.list(name, state="queued") for name in ("anna", "berta", "clara")):
             most = max(most, len(runner._jobs.active))
             await asyncio.sleep(0.002)
-        await bench.until(lambda: len(order) == 15)
+        await until(lambda: len(order) == 15)
     turns = ["anna0", "berta2", "clara3"] * 3
     assert order == [*turns, *["anna1"] * 3, *["anna4"] * 3]
     assert most <= 3  # a plan for each tenant at most, not for each job
@@ -142,7 +143,7 @@ async def test_tenants_take_turns_and_each_has_its_oldest_job_first(
 async def test_generation_is_answered_while_a_long_unit_runs(bench: Bench) -> None:
     engine, job_id = bench.models.default.engine, bench.add(**LONG)
     async with bench.running() as runner:
-        await bench.until(lambda: runner.progress(job_id) > 0)
+        await until(lambda: runner.progress(job_id) > 0)
         finished = len(bench.store.done_units(job_id))
         sampling = SamplingParams(temperature=0.0)
         resolved = engine.patch.resolve(parse({"method": "default"}), 11)
@@ -254,7 +255,7 @@ async def test_jobs_wait_for_an_api_key_that_is_gone(bench: Bench, monkeypatch: 
     monkeypatch.setattr(WindowsUnit, "run", revoking)
     job_id, unknown = bench.add(), bench.add("carla")
     async with bench.running(keys=keys) as at_work:
-        await bench.until(lambda: "anna" not in keys)
+        await until(lambda: "anna" not in keys)
         other = bench.add("berta", methods=[{"method": "default"}])
         at_work.notify()
         await bench.ended(other, tenant="berta")
@@ -288,7 +289,7 @@ async def test_old_jobs_leave(bench: Bench) -> None:
         await bench.ended(new)
     assert {job.id for job in bench.store.list("anna")} == {old, left, new}
     async with bench.running(jobs_kept_days=2.0):
-        await bench.until(lambda: {job.id for job in bench.store.list("anna")} == {left, new})
+        await until(lambda: {job.id for job in bench.store.list("anna")} == {left, new})
 
 
 @only_sqlite
@@ -303,5 +304,5 @@ async def test_old_outcomes_leave(bench: Bench) -> None:
 
     assert kept() > 0
     async with bench.running(outcomes_max_bytes=1):
-        await bench.until(lambda: kept() == 0)
+        await until(lambda: kept() == 0)
     assert bench.store.result("anna", job_id) is not None

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from service.evaluation.recommend.plan import RecommendPlan, plan_of
-from service.evaluation.recommend.request import RecommendRequest
+from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.recommend.results import RecommendResult
-from service.evaluation.search.plan import plan_of as search_of
-from service.evaluation.search.request import SearchRequest
 from service.evaluation.search.results import SearchResult
+from service.evaluation.unit import Plan
 from service.jobs import early
 from service.jobs.planning import planned, request_of
 from service.jobs.storage import outcomes
@@ -24,24 +22,27 @@ from service.settings import Settings
 from tests.service.conftest import TEXT
 from tests.service.jobs.adding import queue_of
 from tests.service.jobs.bench import in_one_run, result_of, running
+from tests.service.serving import until
 
 METHODS = [{"method": "yarn", "factor": factor} for factor in (1.0, 1.5, 2.0, 2.5, 3.0)]
-BODY: dict[str, Any] = {"model": "tiny", "input": TEXT[:9000], "length": 128, "windows": 4, "methods": METHODS}
+SHARED: dict[str, Any] = {"model": "tiny", "input": TEXT[:9000], "length": 128}
+BODIES: dict[str, dict[str, Any]] = {
+    "recommend": {**SHARED, "windows": 4, "methods": METHODS},
+    "search": {**SHARED, "windows": 1, "held_out": 3, "population": 4, "generations": 4},
+}
 
 only_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 
 
-def added(store: JobStore, models: ModelRegistry, settings: Settings) -> tuple[str, RecommendPlan]:
-    request = RecommendRequest.model_validate(BODY)
+def added(store: JobStore, models: ModelRegistry, settings: Settings, name: str = "recommend") -> tuple[str, Plan]:
+    request = EVALUATIONS[name].request.model_validate(BODIES[name])
     plan = plan_of(request, models, settings)
     size = {"units": plan.cost.units, "tokens": plan.tokens}
     return store.add("anna", request, models=["tiny"], **size).id, plan
 
 
 async def until_done(store: JobStore, job_id: str) -> None:
-    async with asyncio.timeout(60):
-        while store.get("anna", job_id).state in ("queued", "running"):
-            await asyncio.sleep(0.005)
+    await until(lambda: store.get("anna", job_id).state not in ("queued", "running"), 60)
 
 
 @only_sqlite
@@ -63,16 +64,19 @@ async def test_a_job_grows_and_equals_the_evaluation(
 
 
 @only_sqlite
+@pytest.mark.parametrize(("name", "units"), [("recommend", 1), ("search", 5)])
 async def test_a_restart_in_any_stage_loses_nothing(
-    store: JobStore, models: ModelRegistry, job_settings: Settings
+    name: str, units: int, store: JobStore, models: ModelRegistry, job_settings: Settings
 ) -> None:
-    job_id, plan = added(store, models, job_settings)
+    """After every few ``units``."""
+    job_id, plan = added(store, models, job_settings, name)
     expected = in_one_run(plan)
     finished: list[Any] = []
     restarts = 0
     while store.get("anna", job_id).state != "done":
         async with running(store, models, job_settings), asyncio.timeout(60):
-            while len(store.done_units(job_id)) == len(finished) and store.get("anna", job_id).state != "done":
+            more = len(finished) + units
+            while len(store.done_units(job_id)) < more and store.get("anna", job_id).state != "done":
                 await asyncio.sleep(0.002)
         restarts += 1
         found = store.done_units(job_id)
@@ -121,10 +125,11 @@ async def test_a_stage_that_another_job_has_finished_is_joined(
 
 
 @only_sqlite
-async def test_a_cancelled_job_has_the_result_of_its_finished_rounds(
-    store: JobStore, models: ModelRegistry, job_settings: Settings
+@pytest.mark.parametrize(("name", "stages"), [("recommend", "rounds"), ("search", "generations")])
+async def test_a_cancelled_job_has_the_result_of_its_finished_stages(
+    name: str, stages: str, store: JobStore, models: ModelRegistry, job_settings: Settings
 ) -> None:
-    job_id, plan = added(store, models, job_settings)
+    job_id, plan = added(store, models, job_settings, name)
     async with running(store, models, job_settings), asyncio.timeout(60):
         while len(store.done_units(job_id)) < len(plan.units) + 1:
             await asyncio.sleep(0.001)
@@ -132,59 +137,11 @@ async def test_a_cancelled_job_has_the_result_of_its_finished_rounds(
     job = early.read(store.database, "anna", job_id)
     assert job is not None
     result = early.partial_result(job, models, job_settings, partial(outcomes.read, store.database))
-    assert isinstance(result, RecommendResult)
+    assert isinstance(result, RecommendResult | SearchResult)
     assert result.partial is not None
-    assert result.partial.lacks == ["rounds"], "every candidate was in the first"
+    assert result.partial.lacks == [stages], "every candidate was in the first, or is the search's own"
     assert result.partial.units_total > len(plan.units), "the stage that was at work counts"
-    request = RecommendRequest.model_validate(BODY | {"rounds": 1})
-    alone = in_one_run(plan_of(request, models, job_settings))
-    result.answer.words[0] = result.answer.words[0].removeprefix("By the rounds that finished: ")
-    assert result.numbers() | {"partial": None} == alone
-
-
-SEARCH: dict[str, Any] = {
-    **{"model": "tiny", "input": TEXT[:9000], "length": 128, "windows": 1, "held_out": 3},
-    **{"population": 4, "generations": 4},
-}
-
-
-@only_sqlite
-async def test_a_search_goes_on_after_a_restart_and_equals_the_evaluation(
-    store: JobStore, models: ModelRegistry, job_settings: Settings
-) -> None:
-    request = SearchRequest.model_validate(SEARCH)
-    plan = search_of(request, models, job_settings)
-    size = {"units": plan.cost.units, "tokens": plan.tokens}
-    job_id, restarts = store.add("anna", request, models=["tiny"], **size).id, 0
-    while store.get("anna", job_id).state != "done":
-        done = len(store.done_units(job_id))
-        async with running(store, models, job_settings), asyncio.timeout(60):
-            while len(store.done_units(job_id)) < done + 5 and store.get("anna", job_id).state != "done":
-                await asyncio.sleep(0.002)
-        restarts += 1
-    assert restarts > 2
-    assert result_of(store, "anna", job_id).numbers() == in_one_run(plan)
-
-
-@only_sqlite
-async def test_a_cancelled_search_has_what_the_finished_generations_found(
-    store: JobStore, models: ModelRegistry, job_settings: Settings
-) -> None:
-    request = SearchRequest.model_validate(SEARCH)
-    plan = search_of(request, models, job_settings)
-    size = {"units": plan.cost.units, "tokens": plan.tokens}
-    job_id = store.add("anna", request, models=["tiny"], **size).id
-    async with running(store, models, job_settings), asyncio.timeout(60):
-        while len(store.done_units(job_id)) < len(plan.units) + 1:
-            await asyncio.sleep(0.001)
-        store.cancel("anna", job_id)
-    job = early.read(store.database, "anna", job_id)
-    assert job is not None
-    result = early.partial_result(job, models, job_settings, partial(outcomes.read, store.database))
-    assert isinstance(result, SearchResult)
-    assert result.partial is not None
-    assert result.partial.lacks == ["generations"], "candidates are the search's own"
-    assert 0 < len(result.generations) < 4
-    ended = SearchRequest.model_validate(SEARCH | {"stop_after": len(result.generations)})
-    result.answer.words[0] = result.answer.words[0].removeprefix("By the generations that finished: ")
-    assert result.numbers() | {"partial": None} == in_one_run(search_of(ended, models, job_settings))
+    ends = {"stop_after": len(result.generations)} if isinstance(result, SearchResult) else {"rounds": 1}
+    alone = plan_of(EVALUATIONS[name].request.model_validate(BODIES[name] | ends), models, job_settings)
+    result.answer.words[0] = result.answer.words[0].removeprefix(f"By the {stages} that finished: ")
+    assert result.numbers() | {"partial": None} == in_one_run(alone)

@@ -82,8 +82,7 @@ def test_stops_and_clients_that_leave_are_told_apart(served: tuple[str, FastAPI]
         "POST", f"{url}/generate", json={"prompt": LONG, "max_new_tokens": 800, "stream": True}
     ) as stream:
         next(stream.iter_lines())
-    while app.state.traffic.in_flight or engine_of(app).load()["running"]:
-        time.sleep(0.01)
+    wait_for(lambda: not (app.state.traffic.in_flight or engine_of(app).load()["running"]))
     assert value(url, "request_success_total", **gone) == before + 1
 
 
@@ -206,8 +205,7 @@ def test_requests_become_spans(checkpoints: Path, monkeypatch: pytest.MonkeyPatc
             httpx.get(f"{url}{path}", headers={"X-Request-Id": "asked-for"})
         body = {"prompt": "a secret", "max_new_tokens": 20, "stream": True}
         streamed = httpx.post(f"{url}/generate", json=body, headers={"X-Request-Id": "streamed"})
-        while app.state.traffic.in_flight:
-            time.sleep(0.01)
+        wait_for(lambda: not app.state.traffic.in_flight)
         time.sleep(0.1)  # the span ends after the request does
         app.state.tracer_provider.force_flush()
         spans = exporter.get_finished_spans()

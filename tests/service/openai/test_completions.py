@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from service.api.generation.token_names import TokenNames
 from tests.service.conftest import TEXT
 from tests.service.openai.conftest import ENDS, answer, chunks, counts, plain_logprobs
+from tests.service.serving import wait_for
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 SCORING: dict[str, Any] = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
@@ -306,10 +306,12 @@ def test_a_client_that_leaves_ends_its_scoring(http: httpx.Client) -> None:
     ids = [5 + n % 300 for n in range(4000)]
     with pytest.raises(httpx.ReadTimeout):
         http.post("/v1/completions", json={"prompt": [ids] * 16, **SCORING, "max_tokens": 0}, timeout=0.3)
-    until = time.monotonic() + 5
-    while (load := http.get("/health/ready").json()["models"]["tiny"])["scoring"] and time.monotonic() < until:
-        time.sleep(0.02)
-    assert (load["scoring"], load["waiting"], load["slots_in_use"]) == (0, 0, 0)
+
+    def held() -> list[int]:
+        load = http.get("/health/ready").json()["models"]["tiny"]
+        return [load[name] for name in ("scoring", "waiting", "slots_in_use")]
+
+    wait_for(lambda: held() == [0, 0, 0], 5)
 
 
 @pytest.mark.parametrize("body", [{"max_tokens": 50}, SCORING], ids=["text", "scores"])

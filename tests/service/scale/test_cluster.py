@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ import httpx
 import psutil
 import pytest
 
+from service.addresses import free_port
 from tests.service.conftest import TEXT
 from tests.service.jobs.postgres import postgres_server
 from tests.service.scale.outcomes import ENDLESS, SETTINGS, endless, outcome
@@ -108,12 +108,6 @@ class Cluster:
     def running(self) -> int:
         """Requests that replicas work on, some seconds ago."""
         return sum(replica["running"] or 0 for replica in self.status()["replicas"])
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as trial:
-        port: int = trial.getsockname()[1]
-        return port
 
 
 @contextmanager

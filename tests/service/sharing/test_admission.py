@@ -148,6 +148,7 @@ def test_nobody_is_forgotten(steps: list[tuple[str, Any]], shared: bool) -> None
                 at, size = value
                 tickets[at % len(tickets)].resize(size)
             assert admission.reserved == sum(t.needed for t in tickets if t.granted.is_set()) <= 12
+            assert admission.waiting == sum(not t.granted.is_set() for t in tickets)
         while tickets:
             held = [ticket for ticket in tickets if ticket.granted.is_set()]
             assert held, "all wait and nobody holds anything"

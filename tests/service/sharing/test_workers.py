@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -25,6 +26,7 @@ from service.sharing.admission import QueueFull
 from service.sharing.child import Child, ChildFailed
 from service.sharing.stopping import SLICE_S, Stopped, check_wanted, outside_python
 from service.sharing.workers import Workers
+from tests.service.serving import until
 
 
 @pytest.fixture
@@ -32,12 +34,6 @@ async def pool() -> AsyncIterator[Workers]:
     made = Workers(shared=True, threads=2, processes=1)
     yield made
     made.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def _has_ended(process: psutil.Process) -> bool:
@@ -180,6 +176,7 @@ async def test_a_child_is_a_process_of_its_own_that_yields(pool: Workers) -> Non
     assert pid != os.getpid()
     assert niceness > os.nice(0)
     assert not psutil.pid_exists(pid)
+    assert await pool.render(gc.get_freeze_count) > 0
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no fork server on this system")

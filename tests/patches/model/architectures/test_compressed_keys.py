@@ -14,23 +14,12 @@ from tests.field.configurations import TRAINED_LENGTH, WINDOW, tiny_model
 from tests.field.passes import decoded, passed
 from tests.methods import Fields
 from tests.models import tiny_tokens
+from tests.patches.encoding.test_rope_parameters import NATIVE
 from tests.patches.forward import logits_of, relative, slot_of
 from tests.patches.model.architectures.checks import TOLERANCE, equals_transformers
 
 KIND = "deepseek_v4"
 COMPRESSED, SPARSE = "heavily_compressed_attention", "compressed_sparse_attention"
-SCALINGS: dict[str, Fields] = {
-    "linear": {"rope_type": "linear", "factor": 4.0},
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED_LENGTH},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 4.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": TRAINED_LENGTH,
-    },
-}
-"""Scalings with the names of transformers, where a checkpoint declares them for its compressed keys."""
 
 
 def declaring(parameters: dict[str, Any]) -> PreTrainedModel:
@@ -52,16 +41,16 @@ def test_the_default_equals_transformers() -> None:
     ("name", "times"),
     [
         pytest.param(name, times, marks=() if (name, times) == ("yarn", 4) else pytest.mark.slow)
-        for name in SCALINGS
+        for name in NATIVE
         for times in (1, 4)
     ],
 )
 def test_requests_equal_transformers_with_the_same_parameters(name: str, times: int) -> None:
     """In one pass and from a cache. The cache computes the keys of several tokens as soon as it has all of these."""
-    rows, declared = [tiny_tokens(1, times * TRAINED_LENGTH)[0]], declaring(SCALINGS[name])
+    rows, declared = [tiny_tokens(1, times * TRAINED_LENGTH)[0]], declaring(NATIVE[name])
     expected, plain = passed(declared, rows), declaring({"rope_type": "default"})
     with patched(plain) as patch:
-        slots = [slot_of(patch, requested(SCALINGS[name]), len(rows[0]))]
+        slots = [slot_of(patch, requested(NATIVE[name]), len(rows[0]))]
         alone, cached = passed(plain, rows, slots), decoded(plain, rows, slots)
         assert relative(passed(plain, rows)[0], expected[0]) > 1e-3, "the scaling must matter"
     assert cached is not None
@@ -70,7 +59,7 @@ def test_requests_equal_transformers_with_the_same_parameters(name: str, times: 
 
 
 def test_a_declared_scaling_is_the_default_and_applies_once() -> None:
-    tokens, model = tiny_tokens(1, 2 * TRAINED_LENGTH), declaring(SCALINGS["yarn"])
+    tokens, model = tiny_tokens(1, 2 * TRAINED_LENGTH), declaring(NATIVE["yarn"])
     expected = logits_of(model, tokens)
     with patched(model) as patch:
         assert patch.describe("default", 32)["method"] == "yarn"

@@ -207,17 +207,7 @@ def test_one_key_may_have_so_many_requests_at_a_time(checkpoints: Path) -> None:
             assert "retry-after" in refused.headers
             assert httpx.delete(f"{url}/jobs/{job}", headers=ANN).json()["state"] == "cancelled"
             assert httpx.post(f"{url}/generate", json=GENERATE, headers=BOB).status_code == 200
-        assert _eventually(lambda: httpx.post(f"{url}/generate", json=GENERATE, headers=ANN).status_code == 200)
-
-
-def _eventually(condition: Any, tries: int = 100) -> bool:
-    import time
-
-    for _ in range(tries):
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
+        wait_for(lambda: httpx.post(f"{url}/generate", json=GENERATE, headers=ANN).status_code == 200)
 
 
 class Computed:

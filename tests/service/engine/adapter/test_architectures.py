@@ -12,12 +12,11 @@ from transformers import PreTrainedModel
 from patches import Method, Patched, encode, parse, patched
 from service.engine.choice import PAGED, EngineChoice
 from service.engine.engine import Engine
-from service.engine.generation import Generation
 from service.engine.limits import EngineLimits
-from service.engine.request import SamplingParams
 from service.models.memory.cache_size import cache_bytes_per_token
 from tests.models import OTHER_FAMILIES, VOCAB_SIZE, by_tier, every_family, tiny_model
 from tests.patches.model.architectures.test_other_families import FAMILY, REQUESTS
+from tests.service.engine.generating import finished
 
 METHODS = [
     parse({"method": "default"}),
@@ -79,8 +78,8 @@ async def equals_own_generation(model: PreTrainedModel) -> None:
     with patched(model) as patch:
         engine = Engine(patch, LIMITS, eos_token_ids=())
         try:
-            alone = [await finished(engine, prompt, default) for prompt in prompts]
-            together = await asyncio.gather(*[finished(engine, prompt, default) for prompt in prompts])
+            alone = [await finished(engine, prompt, NEW, default) for prompt in prompts]
+            together = await asyncio.gather(*[finished(engine, prompt, NEW, default) for prompt in prompts])
         finally:
             engine.thread.stop(grace_s=1.0)
     assert [generation.token_ids for generation in alone] == expected
@@ -106,7 +105,7 @@ async def check(model: PreTrainedModel, methods: list[Method], choice: EngineCho
         patch.cached = patch.cached._replace(**cached)
         engine = Engine(patch, LIMITS, (), choice=choice)
         try:
-            jobs = [finished(engine, *pair) for pair in zip(prompts, methods, strict=True)]
+            jobs = [finished(engine, prompt, NEW, method) for prompt, method in zip(prompts, methods, strict=True)]
             generations = await asyncio.gather(*jobs)
             allocators = engine.thread.manager.batch_processor.cache.cache_allocators.values()
         finally:
@@ -115,14 +114,6 @@ async def check(model: PreTrainedModel, methods: list[Method], choice: EngineCho
         for prompt, method, generation in zip(prompts, methods, generations, strict=True):
             assert len(generation.token_ids) == NEW
             assert_greedy(patch, method, prompt, generation.token_ids)
-
-
-async def finished(engine: Engine, prompt: list[int], method: Method) -> Generation:
-    resolved = engine.patch.resolve(method, len(prompt) + NEW)
-    steps = engine.generate(prompt, resolved, SamplingParams(), NEW, pe_method=method.method)
-    async for generation in steps:
-        last = generation
-    return last
 
 
 @torch.no_grad()

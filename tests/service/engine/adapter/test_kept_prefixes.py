@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from patches import parse, patched
+from patches import patched
 from service.engine.choice import PAGED, EngineChoice
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.engine.request import SamplingParams
 from tests.models import VOCAB_SIZE, tiny_model
+from tests.service.engine.generating import DEFAULT, finished
 
 PAGE, PAGES = 32, 40
 CHOICES = [PAGED, EngineChoice(attention="eager")]
-DEFAULT = parse({"method": "default"})
 
 
 @asynccontextmanager
@@ -38,13 +38,6 @@ def prompt(pages: int, start: int) -> list[int]:
     return [(start * 7 + 5 * n) % (VOCAB_SIZE - 3) + 3 for n in range(pages * PAGE)]
 
 
-async def finish(engine: Engine, ids: list[int], tokens: int) -> list[int]:
-    resolved = engine.patch.resolve(DEFAULT, len(ids) + tokens)
-    async for generation in engine.generate(ids, resolved, SamplingParams(), tokens, pe_method="default"):
-        last = generation
-    return last.token_ids
-
-
 def allocator_of(engine: Engine) -> Any:
     return engine.thread.manager.batch_processor.cache.cache_allocators["full_attention"]  # type: ignore[union-attr]
 
@@ -54,11 +47,11 @@ def allocator_of(engine: Engine) -> Any:
 async def test_a_request_that_was_admitted_does_not_wait_for_others_to_end(choice: EngineChoice, family: str) -> None:
     """A long answer takes its pages late. Beside it, there is room for a prompt where prefixes are kept."""
     async with running(choice, family) as engine:
-        await finish(engine, prompt(20, 1), 2)
+        await finished(engine, prompt(20, 1), 2)
         ended: list[str] = []
 
         async def noted(name: str, ids: list[int], tokens: int) -> None:
-            await finish(engine, ids, tokens)
+            await finished(engine, ids, tokens)
             ended.append(name)
 
         long = asyncio.create_task(noted("long", [3] * 10, 300))
@@ -89,13 +82,13 @@ async def test_kept_blocks_are_not_in_use(choice: EngineChoice) -> None:
 async def test_kept_blocks_give_way_one_by_one_from_the_end_of_the_longest_unused() -> None:
     async with running(CHOICES[1]) as engine:
         for start in range(5):
-            await finish(engine, prompt(8, start), 1)
+            await finished(engine, prompt(8, start), 1)
         ledger = allocator_of(engine).ledger
         kept = list(ledger.cached_blocks)
         assert len(kept) == PAGES
-        await finish(engine, [3, 4, 5], 1)
+        await finished(engine, [3, 4, 5], 1)
         assert list(ledger.cached_blocks) == kept[1:]
-        await finish(engine, prompt(3, 9), 1)
+        await finished(engine, prompt(3, 9), 1)
         assert list(islice(ledger.cached_blocks, PAGES - 3)) == kept[3:], "a page was free"
         assert len(ledger.hash_to_block) == len(ledger.block_to_hash) == len(ledger.cached_blocks)
 
@@ -104,9 +97,9 @@ async def test_kept_blocks_give_way_one_by_one_from_the_end_of_the_longest_unuse
 async def test_answers_behind_prefixes_that_gave_way_are_the_same(choice: EngineChoice) -> None:
     texts = [prompt(9, start) for start in range(6)]
     async with running(choice) as engine:
-        first = [await finish(engine, ids, 12) for ids in texts]
-        again = [await finish(engine, ids, 12) for ids in texts]
-        at_once = await asyncio.gather(*(finish(engine, ids, 12) for ids in texts))
+        first = [(await finished(engine, ids, 12)).token_ids for ids in texts]
+        again = [(await finished(engine, ids, 12)).token_ids for ids in texts]
+        at_once = [each.token_ids for each in await asyncio.gather(*(finished(engine, ids, 12) for ids in texts))]
         allocator = allocator_of(engine)
         free, kept = len(allocator.pool._free_blocks[allocator.index]), len(allocator.ledger.cached_blocks)
         assert free + kept + allocator.pool.num_free_sectors * allocator.blocks_per_sector == PAGES

@@ -42,6 +42,7 @@ from tests.service.engine.adapter.test_paged_attention import (
     prompts_for,
 )
 from tests.service.engine.adapter.test_paged_eviction import prompt_of
+from tests.service.engine.generating import finished
 
 FAMILIES = ("gemma3", "starcoder2", "llama4", "gpt_oss", "cohere2", "gemma2")
 """Windows in most layers, and in all; chunks; sinks; layers without rotation; windows in half of the layers."""
@@ -90,13 +91,6 @@ async def running(family: str, cache_tokens: int, **options: Any) -> AsyncIterat
             engine.thread.stop(grace_s=1.0)
 
 
-async def finish(engine: Engine, prompt: list[int], new: int, method: str = "default") -> Any:
-    resolved = engine.patch.resolve(method, len(prompt) + new)
-    async for generation in engine.generate(prompt, resolved, SamplingParams(), new, pe_method=method):
-        last = generation
-    return last
-
-
 def reserved(engine: Engine, length: int) -> int:
     return engine.max_cached_len(engine.patch.resolve("default", length), length)
 
@@ -111,7 +105,7 @@ async def test_a_cache_serves_texts_that_are_longer_than_itself() -> None:
         assert len(held) == 40
         assert 600 / 4 < max(held) <= reserved(engine, 600)
         with pytest.raises(TooLarge):
-            await finish(engine, prompt_of(990), 10)
+            await finished(engine, prompt_of(990), 10)
 
 
 @pytest.mark.parametrize("asked", [None, 10_000])
@@ -151,21 +145,21 @@ def test_a_cache_without_room_for_a_token_is_refused(tmp_path: Path) -> None:
 async def test_prefixes_are_shared_also_behind_the_window(family: str) -> None:
     async with running(family, 800) as engine:
         text = prompt_of(150)
-        first = await finish(engine, text, 20)
-        again = await finish(engine, text, 20)
+        first = await finished(engine, text, 20)
+        again = await finished(engine, text, 20)
         assert again.cached_tokens == 148
         assert again.token_ids == first.token_ids
-        shorter = await finish(engine, [*text[:90], 7], 20)
+        shorter = await finished(engine, [*text[:90], 7], 20)
         assert shorter.cached_tokens == 88
     async with running(family, 800, prefix_sharing=False) as alone:
-        assert shorter.token_ids == (await finish(alone, [*text[:90], 7], 20)).token_ids
+        assert shorter.token_ids == (await finished(alone, [*text[:90], 7], 20)).token_ids
 
 
 async def test_all_memory_comes_back() -> None:
     async with running("gemma3", 2000) as engine:
         texts = [prompt_of(length, length % 3) for length in (5, 40, 41, 90, 130, 200)]
-        await asyncio.gather(*(finish(engine, text, 9) for text in texts))
-        cancelled = asyncio.create_task(finish(engine, prompt_of(300), 600))
+        await asyncio.gather(*(finished(engine, text, 9) for text in texts))
+        cancelled = asyncio.create_task(finished(engine, prompt_of(300), 600))
         while not engine.load()["cache_tokens_used"]:
             await asyncio.sleep(0.001)
         cancelled.cancel()

@@ -15,20 +15,20 @@ import torch
 from structlog.testing import CapturingLogger
 from transformers import PreTrainedModel
 
-from patches import Method, Patched, one_per_route, parse, patched
+from patches import Patched, one_per_route, patched
 from service import context
 from service.context import RequestContext
 from service.engine.choice import EngineChoice
 from service.engine.engine import Engine
-from service.engine.generation import Generation
 from service.engine.limits import EngineLimits
-from service.engine.request import SamplingParams
 from service.engine.thread.out_of_memory import OutOfMemory
 from service.engine.verification import verify
 from service.evaluation.scoring.token_scores import Reading, token_nll
 from tests.field.configurations import VOCAB_SIZE, tiny_model
 from tests.service.conftest import tiny_tokenizer
+from tests.service.engine.generating import finished
 from tests.service.engine.padded.test_padded import run_out_of_memory_once, until_idle
+from tests.service.evaluation.prompting import finish
 from tests.service.serving import SHORT, events, idle, token_ids, wait_for
 from tests.service.serving import serving as server
 
@@ -70,7 +70,6 @@ EVALUATIONS: dict[str, dict[str, Any]] = {
 }
 NEW = 8
 LIMITS = EngineLimits(cache_tokens=4096, score_tokens=64, max_batch_tokens=32)
-DEFAULT = parse({"method": "default"})
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -93,13 +92,6 @@ async def serving(patch: Patched, limits: EngineLimits = LIMITS) -> AsyncIterato
         engine.thread.stop(grace_s=1.0)
 
 
-async def finished(engine: Engine, prompt: list[int], method: Method = DEFAULT, new: int = NEW) -> Generation:
-    resolved = engine.patch.resolve(method, len(prompt) + new)
-    async for generation in engine.generate(prompt, resolved, SamplingParams(), new, pe_method=method.method):
-        last = generation
-    return last
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*HYBRIDS, *INDEXED, *APART])
 async def test_tokens_are_those_of_generate_alone_and_among_others(kind: str) -> None:
@@ -107,14 +99,14 @@ async def test_tokens_are_those_of_generate_alone_and_among_others(kind: str) ->
     expected = own(model, prompt)
     with patched(model) as patch:
         routes = one_per_route(patch.geometry, NEW)
-        others = [(tokens(7 * n + 1, n), routes[n % len(routes)], n + 4) for n in (0, 2, 3)]
+        others = [(tokens(7 * n + 1, n), n + 4, routes[n % len(routes)]) for n in (0, 2, 3)]
         async with serving(patch) as engine:
             assert (engine.choice.kind, engine.choice.together) == ("padded", kind not in APART)
             assert patch.continues == (kind not in DROP_STATES)
-            assert (await finished(engine, prompt)).token_ids == expected
+            assert (await finished(engine, prompt, NEW)).token_ids == expected
             alone = [await finished(engine, *other) for other in others]
-            left = asyncio.create_task(finished(engine, tokens(30), routes[-1]))
-            among = asyncio.gather(finished(engine, prompt), *(finished(engine, *other) for other in others))
+            left = asyncio.create_task(finished(engine, tokens(30), NEW, routes[-1]))
+            among = asyncio.gather(finished(engine, prompt, NEW), *(finished(engine, *other) for other in others))
             await asyncio.sleep(0.05)
             left.cancel()
             generations = await among
@@ -144,7 +136,7 @@ async def test_rows_that_do_not_join_in_service_have_a_forward_each(monkeypatch:
         engine = Engine(patch, LIMITS, eos_token_ids=(), choice=EngineChoice("padded", reason="no pages"))
         try:
             for _ in range(2):
-                found = await asyncio.gather(*(finished(engine, prompt) for prompt in prompts))
+                found = await asyncio.gather(*(finished(engine, prompt, NEW) for prompt in prompts))
                 assert [each.token_ids for each in found] == expected
         finally:
             engine.thread.stop(grace_s=1.0)
@@ -167,24 +159,16 @@ def test_a_model_that_returns_no_cache_is_scored_only() -> None:
         assert "the padded engine fails on it: its forward returns no cache" in str(choice.reason)
         assert not patch.returns_cache
         reading = Reading(patch, 0)
-        last = run(reading.prefill(ids[:40], 16))
+        last = finish(reading.prefill(ids[:40], 16))
         for _ in range(2):
-            scores = run(reading.answer(last, ids[40:], 16))
+            scores = finish(reading.answer(last, ids[40:], 16))
             assert abs(scores.logprobs - answered).max() < 1e-5
             assert reading.length == 40
-        greedy = run(reading.decode(last, 3, ())).tolist()
+        greedy = finish(reading.decode(last, 3, ())).tolist()
     row = torch.tensor([ids[:40]])
     for token in greedy:
         assert int(model(row, use_cache=False).logits[0, -1].argmax()) == token
         row = torch.cat([row, torch.tensor([[token]])], 1)
-
-
-def run(steps: Any) -> Any:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            return stop.value
 
 
 @pytest.mark.slow
@@ -195,7 +179,7 @@ def test_scores_are_those_of_the_plain_forward(kind: str) -> None:
         logprobs = model(torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
     expected = -logprobs[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
     with patched(model) as patch:
-        nll = run(token_nll(patch, ids, 0, 16))
+        nll = finish(token_nll(patch, ids, 0, 16))
     assert torch.allclose(torch.tensor(nll).float(), expected, atol=2e-3)
 
 
@@ -204,10 +188,10 @@ def test_scores_are_those_of_the_plain_forward(kind: str) -> None:
 def test_an_answer_is_forgotten_after_it_is_scored(kind: str) -> None:
     with patched(tiny_model(kind)) as patch:
         untouched, asked = Reading(patch, 0), Reading(patch, 0)
-        last = run(untouched.prefill(tokens(30), 16))
-        run(asked.prefill(tokens(30), 16))
-        first, again = (run(asked.answer(last, tokens(9, seed=1), 16)) for _ in range(2))
-        expected, found = (run(reading.decode(last, 12, ())) for reading in (untouched, asked))
+        last = finish(untouched.prefill(tokens(30), 16))
+        finish(asked.prefill(tokens(30), 16))
+        first, again = (finish(asked.answer(last, tokens(9, seed=1), 16)) for _ in range(2))
+        expected, found = (finish(reading.decode(last, 12, ())) for reading in (untouched, asked))
     assert (first.logprobs == again.logprobs).all()
     assert (expected == found).all()
 
@@ -219,7 +203,7 @@ async def test_states_leave_room_for_one_request_of_any_tenant() -> None:
 
     async def of(tenant: str, seed: int) -> list[int]:
         context.enter(RequestContext("", tenant=tenant))
-        return (await finished(engine, tokens(60, seed), new=20)).token_ids
+        return (await finished(engine, tokens(60, seed), 20)).token_ids
 
     with patched(model) as patch:
         async with serving(patch, EngineLimits(cache_tokens=256, score_tokens=64, max_batch_tokens=32)) as engine:
@@ -237,11 +221,11 @@ async def test_a_row_that_lost_its_state_computes_it_again(monkeypatch: pytest.M
     model = tiny_model("qwen3_5_text")
     with patched(model) as patch:
         async with serving(patch) as engine:
-            expected = [(await finished(engine, tokens(20 + n, n), new=12)).token_ids for n in range(3)]
+            expected = [(await finished(engine, tokens(20 + n, n), 12)).token_ids for n in range(3)]
             run_out_of_memory_once(monkeypatch, patch.model, rows=4)
-            rest = [asyncio.create_task(finished(engine, tokens(20 + n, n), new=12)) for n in range(3)]
+            rest = [asyncio.create_task(finished(engine, tokens(20 + n, n), 12)) for n in range(3)]
             with pytest.raises(OutOfMemory, match="decoding"):
-                await finished(engine, tokens(30), new=40)
+                await finished(engine, tokens(30), 40)
             assert [(await task).token_ids for task in rest] == expected
 
 

@@ -11,11 +11,10 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from patches import Method, parse, patched
+from patches import parse, patched
 from service.engine.choice import PAGED, EngineChoice
 from service.engine.engine import Engine
 from service.engine.failures import EngineFailed
-from service.engine.generation import Generation
 from service.engine.limits import EngineLimits
 from service.engine.padded.caches import joined, row_of, sizes
 from service.engine.padded.sequence import Sequence, batches
@@ -24,11 +23,10 @@ from service.engine.thread.out_of_memory import OutOfMemory
 from service.engine.verification import BEHIND, LONGEST, NEW, _check, checked_length, verify
 from tests.methods import rows
 from tests.models import VOCAB_SIZE, tiny_model
+from tests.service.engine.generating import DEFAULT, GREEDY, finished
 
 TOGETHER, ALONE = EngineChoice("padded"), EngineChoice("padded", together=False)
 LIMITS = EngineLimits(cache_tokens=8192, score_tokens=64, max_batch_tokens=64, max_queue=64)
-DEFAULT = parse({"method": "default"})
-GREEDY = SamplingParams()
 
 
 def prompt(count: int, seed: int = 0) -> list[int]:
@@ -56,15 +54,6 @@ async def until_idle(engine: Engine) -> None:
     async with asyncio.timeout(15):
         while engine.load()["running"]:
             await asyncio.sleep(0.005)
-
-
-async def finished(
-    engine: Engine, ids: list[int], new: int = 16, method: Method = DEFAULT, sampling: SamplingParams = GREEDY
-) -> Generation:
-    resolved = engine.patch.resolve(method, len(ids) + new)
-    async for generation in engine.generate(ids, resolved, sampling, new, pe_method=method.method):
-        last = generation
-    return last
 
 
 @pytest.mark.slow
@@ -113,7 +102,7 @@ async def test_requests_are_drawn_as_in_the_paged_engine() -> None:
     found = []
     for choice in (PAGED, TOGETHER):
         async with running(choice, ends=tuple(range(0, VOCAB_SIZE, 8))) as engine:
-            work = [finished(engine, prompt(9 + 5 * n, n), sampling=each) for n, each in enumerate(SAMPLINGS)]
+            work = [finished(engine, prompt(9 + 5 * n, n), 16, sampling=each) for n, each in enumerate(SAMPLINGS)]
             found.append(await asyncio.gather(*work))
     for paged, padded in zip(*found, strict=True):
         assert (paged.token_ids, paged.finish_reason) == (padded.token_ids, padded.finish_reason)
@@ -136,14 +125,14 @@ async def test_long_prompts_are_read_in_chunks_with_progress() -> None:
 
 async def test_a_model_that_drops_its_state_reads_prompts_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(TOGETHER) as engine:
-        expected = await finished(engine, prompt(200))
+        expected = await finished(engine, prompt(200), 16)
     async with running(TOGETHER) as engine:
         monkeypatch.setitem(vars(engine.patch), "continues", False)
         lengths: list[int] = []
         engine.patch.model.register_forward_pre_hook(
             lambda _, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
         )
-        found = await finished(engine, prompt(200))
+        found = await finished(engine, prompt(200), 16)
         assert engine.max_cached_len(engine.patch.resolve("streaming:window=8,sink_tokens=2", 300), 300) == 300
     assert lengths == [200] + [1] * 15
     assert found.token_ids == expected.token_ids

@@ -16,9 +16,9 @@ from service.engine.sampling import sample
 from service.engine.sampling.adjustment import adjusted
 from tests.grammars import END, letters
 from tests.models import VOCAB_SIZE
-from tests.service.engine.padded.test_padded import ALONE, TOGETHER, finished, prompt, running, until_idle
+from tests.service.engine.generating import finished
+from tests.service.engine.padded.test_padded import ALONE, TOGETHER, prompt, running, until_idle
 
-ALPHABET = "abc"
 EXPRESSION = "(ab|c){2,9}x"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,8 @@ from tests.service.evaluation.prompting import (
     finish,
     hopeless,
     perfect,
-    registry,
     settings_of,
 )
-
-
-@pytest.fixture(scope="module")
-def models(checkpoints: Path) -> Iterator[ModelRegistry]:
-    yield from registry(checkpoints / "tiny")
 
 
 def test_scores() -> None:

@@ -24,7 +24,8 @@ from service.models.training.train import seams, token_losses
 from service.settings import Settings
 from tests.models import randomise
 from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of
-from tests.service.engine.adapter.test_architectures import LIMITS, NEW, assert_greedy, finished
+from tests.service.engine.adapter.test_architectures import LIMITS, NEW, assert_greedy
+from tests.service.engine.generating import finished
 from tests.service.models.training.training_runs import CPU, TINY, story
 
 STEPS = 12
@@ -199,7 +200,7 @@ async def test_the_engine_serves_it(trained: Path, kind: str) -> None:
     with patched(model) as patch:
         engine = Engine(patch, LIMITS, eos_token_ids=())
         try:
-            jobs = [finished(engine, *pair) for pair in zip(prompts, methods, strict=False)]
+            jobs = [finished(engine, prompt, NEW, method) for prompt, method in zip(prompts, methods, strict=False)]
             generations = await asyncio.gather(*jobs)
         finally:
             engine.thread.stop(grace_s=1.0)

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from service.models.training import __main__ as cli
 from service.models.training import preparation, shape
-from service.models.training import train as training
 from service.models.training.corpus import fingerprint_of_tokens, read_records
 from service.models.training.curriculum import Curriculum, Stage
 from service.models.training.tokenizer import load_tokenizer
@@ -36,8 +35,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> CapturingLogger:
     logger = CapturingLogger()
-    for module in (preparation, training):
-        monkeypatch.setattr(module, "log", logger)
+    monkeypatch.setattr(preparation, "log", logger)
     return logger
 
 
@@ -62,23 +60,11 @@ def complete(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def of_an_earlier_version(run_dir: Path) -> None:
-    """Take away what earlier versions did not write."""
-    (run_dir / "tokenizer/texts.json").unlink()
-    path = run_dir / shape.BASE / "checkpoint.pt"
-    state = torch.load(path, weights_only=True)
-    del state["identity"]["data"]
-    torch.save(state, path)
-
-
-@pytest.mark.parametrize("earlier", [False, True])
 def test_other_texts_are_refused_and_change_nothing(
-    earlier: bool, complete: Path, stories: Path, others: Path, tmp_path: Path
+    complete: Path, stories: Path, others: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(complete, run_dir)
-    if earlier:
-        of_an_earlier_version(run_dir)
     before = contents(run_dir)
     result = command("all", others, run_dir)
     assert result.exit_code == 2, result.output
@@ -92,15 +78,6 @@ def test_other_texts_are_refused_and_change_nothing(
     assert all(after[name] == content for name, content in before.items())
 
 
-def test_a_checkpoint_of_an_earlier_version_goes_on_with_a_warning(
-    complete: Path, stories: Path, tmp_path: Path, logged: CapturingLogger
-) -> None:
-    shutil.copytree(complete, tmp_path / "run")
-    of_an_earlier_version(tmp_path / "run")
-    assert command("all", stories, tmp_path / "run").exit_code == 0
-    assert [call.args[0] for call in logged.calls] == ["checkpoint_names_no_texts"]
-
-
 def test_another_licence_is_no_other_text(complete: Path, stories: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(complete, run_dir)
@@ -112,15 +89,15 @@ def test_another_licence_is_no_other_text(complete: Path, stories: Path, tmp_pat
     assert "CC0-1.0" in (run_dir / "out" / shape.BASE / "README.md").read_text()
 
 
-@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize("interrupted", ["", "documents.json", "tokenizer/texts.json"])
 def test_without_checkpoints_the_tokenizer_follows_the_texts(
-    interrupted: bool, stories: Path, others: Path, tmp_path: Path
+    interrupted: str, stories: Path, others: Path, tmp_path: Path
 ) -> None:
     """The oracle is a new folder."""
     for corpus in (stories, others):
         assert command("prepare", corpus, tmp_path / "used").exit_code == 0
         if interrupted:
-            (tmp_path / "used/documents.json").unlink(missing_ok=True)
+            (tmp_path / "used" / interrupted).unlink(missing_ok=True)
     assert command("prepare", others, tmp_path / "used").exit_code == 0
     assert command("prepare", others, tmp_path / "new").exit_code == 0
     assert contents(tmp_path / "used") == contents(tmp_path / "new")

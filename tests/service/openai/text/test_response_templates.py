@@ -90,7 +90,6 @@ def read(name: str, prompt: str, *pieces: str) -> Said:
 
 
 HERMES = "<|im_start|>assistant\n"
-CALLED = Said(calls=(Call("f", "{}"),))
 
 
 @pytest.mark.parametrize(

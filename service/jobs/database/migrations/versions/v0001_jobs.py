@@ -68,8 +68,3 @@ def upgrade() -> None:
         sa.Column("data", sa.LargeBinary(), nullable=False),
     )
     op.create_index("outcomes_by_use", "outcomes", ["used_at", "size"])
-
-
-def downgrade() -> None:
-    for table in ("outcomes", "finished_units", "jobs"):
-        op.drop_table(table)

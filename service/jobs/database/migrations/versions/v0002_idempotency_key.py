@@ -12,8 +12,3 @@ depends_on = None
 def upgrade() -> None:
     op.add_column("jobs", sa.Column("idempotency_key", sa.String(255)))
     op.create_index("jobs_by_idempotency_key", "jobs", ["tenant", "idempotency_key"], unique=True)
-
-
-def downgrade() -> None:
-    op.drop_index("jobs_by_idempotency_key", "jobs")
-    op.drop_column("jobs", "idempotency_key")

@@ -42,14 +42,3 @@ def upgrade() -> None:
         row = {"id": job_id, "tenant": tenant, "evaluation": evaluation, "job": number, "created_at": created_at}
         connection.execute(results.insert().values(row | {"size": len(data), "data": data}))
     op.drop_column("jobs", "result")
-
-
-def downgrade() -> None:
-    op.add_column("jobs", sa.Column("result", sa.Text()))
-    connection = op.get_bind()
-    results = sa.table("results", sa.column("job"), sa.column("data"))
-    for number, data in connection.execute(sa.select(results.c.job, results.c.data).where(results.c.job.is_not(None))):
-        text = gzip.decompress(data).decode()
-        connection.execute(JOBS.update().where(JOBS.c.number == number).values(result=text))
-    op.drop_column("jobs", "request_bytes")
-    op.drop_table("results")

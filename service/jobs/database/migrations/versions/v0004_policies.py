@@ -17,7 +17,3 @@ def upgrade() -> None:
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("policy", sa.Text(), nullable=False),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("policies")

@@ -32,8 +32,3 @@ def upgrade() -> None:
         sqlite_where=claimed,
         postgresql_where=claimed,
     )
-
-
-def downgrade() -> None:
-    op.drop_table("unfinished_units")
-    op.drop_column("jobs", "plan")

@@ -19,8 +19,3 @@ def upgrade() -> None:
         sa.Column("refused", sa.Text(), nullable=False),
         sa.Column("lease_until", sa.DateTime(timezone=True), nullable=False),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("servers")
-    op.drop_column("jobs", "setup")

@@ -15,7 +15,3 @@ def upgrade() -> None:
         sa.Column("kind", sa.Text(), primary_key=True),
         sa.Column("choices", sa.Text(), nullable=False),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("products")

@@ -11,7 +11,3 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("jobs", sa.Column("listed", sa.Text()))
-
-
-def downgrade() -> None:
-    op.drop_column("jobs", "listed")

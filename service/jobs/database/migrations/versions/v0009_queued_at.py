@@ -24,7 +24,3 @@ def upgrade() -> None:
         mine = JOBS.c.number == number
         request = json.loads(connection.scalar(sa.select(JOBS.c.request).where(mine)) or "{}")
         connection.execute(JOBS.update().where(mine).values(listed=written(listed(request))))
-
-
-def downgrade() -> None:
-    op.drop_column("jobs", "queued_at")

@@ -1,4 +1,4 @@
-"""The tiny model of sweeps."""
+"""The tiny model of evaluations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from service.models.registry import ModelRegistry
 from tests.service.evaluation.prompting import registry
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def models(checkpoints: Path) -> Iterator[ModelRegistry]:
     yield from registry(checkpoints / "tiny")
