@@ -23,14 +23,21 @@ def starts(times: float) -> list[Method]:
     return [kind.model_validate({"factor": times}) for kind in (Linear, Ntk, Yarn)]
 
 
-def by_factors(factors: Sequence[float], geometry: RopeGeometry, times: float) -> Method:
+def by_factors(
+    factors: Sequence[float], geometry: RopeGeometry, times: float, attention_factor: float | None = None
+) -> Method:
     """The encoding that divides the frequency of each pair by its factor past the trained length.
 
-    ``factors`` are those of the pairs that rotate. ``times`` decides the factor on cos and sin, by LongRoPE's formula.
+    ``factors`` are those of the pairs that rotate. ``attention_factor`` multiplies cos and sin; None: by LongRoPE's
+    formula for an extension of ``times``.
     """
     pairs = geometry.rotary_dim // 2
-    long_factor = [*factors, *[factors[-1]] * (pairs - len(factors))]
-    fields = {"factor": times, "short_factor": [1.0] * pairs, "long_factor": long_factor}
+    fields = {
+        "factor": times,
+        "attention_factor": attention_factor,
+        "short_factor": [1.0] * pairs,
+        "long_factor": [*factors, *[factors[-1]] * (pairs - len(factors))],
+    }
     return LongRope.model_validate(fields)
 
 

@@ -37,6 +37,7 @@ from service.jobs.records import JobInfo, JobState, UnitDone
 
 if TYPE_CHECKING:
     from service.evaluation.recommend.results import RecommendResult
+    from service.evaluation.search.results import SearchResult
 
 T = TypeVar("T", bound=BaseModel)
 Headers = Mapping[str, str] | None
@@ -107,6 +108,19 @@ class AsyncRopeway:
         """The encoding to use at ``length`` tokens, among ``methods`` or what the methods propose, with evidence."""
         body = given({"length": length, "input": input, "methods": methods, **fields})
         return cast("RecommendResult", await self._measured("recommend", body, on_progress))
+
+    async def search(
+        self,
+        length: int | None = None,
+        input: Prompt | None = None,
+        *,
+        methods: Encoding | Sequence[Encoding] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        **fields: Any,
+    ) -> SearchResult:
+        """A factor for each rotary pair at ``length`` tokens, compared with ``methods`` on text that it never read."""
+        body = given({"length": length, "input": input, "methods": methods, **fields})
+        return cast("SearchResult", await self._measured("search", body, on_progress))
 
     async def evaluate(
         self, evaluation: str, *, on_progress: Callable[[Progress], None] | None = None, **fields: Any

@@ -30,6 +30,9 @@ def test_an_encoding_has_the_factors_it_was_made_of() -> None:
     assert factors_of(method, PLAIN, 64) == pytest.approx([1.0] * PAIRS), "up to the trained length"
     expected = math.sqrt(1 + math.log(TIMES) / math.log(64))
     assert resolve(method, PLAIN, LENGTH).attention_factor == pytest.approx(expected)
+    method = by_factors(factors, PLAIN, TIMES, attention_factor=1.0)
+    assert resolve(method, PLAIN, LENGTH).attention_factor == 1
+    assert factors_of(method, PLAIN, LENGTH) == pytest.approx(factors)
 
 
 def test_pairs_that_carry_no_position_have_no_factor() -> None:

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
+from service.evaluation.answers import AnsweringResult
 from service.evaluation.formatting import percent, short_number
 from service.evaluation.results import (
     Columns,
     DocumentInfo,
-    EvaluationResult,
     Interval,
     MethodInResult,
     Overview,
-    Partial,
     Row,
     Score,
     Scores,
@@ -149,7 +148,7 @@ class Answer(BaseModel):
     words: list[str]
 
 
-class RecommendResult(EvaluationResult):
+class RecommendResult(AnsweringResult):
     """The answer, and the evidence of every candidate."""
 
     optional: ClassVar[Columns] = {
@@ -199,18 +198,6 @@ class RecommendResult(EvaluationResult):
             for method in self.methods
         ]
         return Scores("perplexity", True, by_method)
-
-    def end_early(self, partial: Partial) -> None:
-        super().end_early(partial)
-        self.answer.words[0] = self._scoped(self.answer.words[0])
-
-    def sentences(self) -> list[str]:
-        """The answer with its evidence, its doubt, its cost, and the encodings to avoid."""
-        return self.answer.words
-
-    def title(self) -> str:
-        """The answer in one sentence."""
-        return self.answer.words[0]
 
     def overview(self) -> Overview:
         """One row per candidate at the target length, the best first."""

@@ -1,19 +1,25 @@
 """Evolution of factors as LongRoPE's algorithm 1 has it: pure functions of numbers and a generator of random ones.
 
 The operators and their numbers are those of the paper's section 3.2 and of its released code. An individual has a
-factor for each pair, which never falls from a pair to the next slower one.
+factor for each pair, which never falls from a pair to the next slower one. Here it has the factor on cos and sin too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-Individual = tuple[int, ...]
-"""The factor of each pair in hundredths: the paper's step is 0.01."""
+
+class Individual(NamedTuple):
+    """The factor of each pair in hundredths, since the paper's step is 0.01, and the factor on cos and sin."""
+
+    factors: tuple[int, ...]
+    attention: float
+
 
 ONE = 100
 MOST = 1.25
@@ -32,20 +38,21 @@ TRIES = 20
 
 @dataclass(frozen=True)
 class Space:
-    """Individuals of ``pairs`` factors from 1 to ``most`` hundredths."""
+    """Individuals of ``pairs`` factors from 1 to ``most`` hundredths, with one of the factors ``attention``."""
 
     pairs: int
     most: int
+    attention: tuple[float, ...]
 
     @classmethod
-    def of(cls, pairs: int, times: float) -> Space:
+    def of(cls, pairs: int, times: float, attention: Iterable[float]) -> Space:
         """The space of a model with ``pairs``, for ``times`` its trained length."""
-        return cls(pairs, math.floor(MOST * times * ONE))
+        return cls(pairs, math.floor(MOST * times * ONE), tuple(sorted(set(attention))))
 
-    def nearest(self, factors: Sequence[float]) -> Individual:
+    def nearest(self, factors: Sequence[float], attention: float) -> Individual:
         """The individual with these factors, rounded and raised where they leave the space."""
         rounded = [min(max(round(factor * ONE), ONE), self.most) for factor in factors]
-        return tuple(int(value) for value in np.maximum.accumulate(rounded))
+        return Individual(tuple(int(value) for value in np.maximum.accumulate(rounded)), attention)
 
     def room(self, factors: Sequence[int], pair: int) -> tuple[int, int]:
         """The least and the largest value of a pair between its neighbours."""
@@ -85,23 +92,25 @@ def next_generation(
 
 
 def mutated(parent: Individual, space: Space, rng: np.random.Generator) -> Individual:
-    """Some pairs have a new factor, drawn between their neighbours."""
-    factors = list(parent)
+    """Some pairs have a new factor, drawn between their neighbours. The one on cos and sin is drawn as often."""
+    factors, attention = list(parent.factors), parent.attention
     for pair in range(space.pairs):
         if rng.random() < MUTATES:
             low, high = space.room(factors, pair)
             factors[pair] = int(rng.integers(low, high, endpoint=True))
-    return tuple(factors)
+    if rng.random() < MUTATES:
+        attention = space.attention[int(rng.integers(len(space.attention)))]
+    return Individual(tuple(factors), attention)
 
 
 def crossed(first: Individual, second: Individual, space: Space, rng: np.random.Generator) -> Individual:
     """``first`` with some factors of ``second``, where they lie between their neighbours."""
-    factors = list(first)
+    factors = list(first.factors)
     for pair in range(space.pairs):
         low, high = space.room(factors, pair)
-        if rng.random() < CROSSES and low <= second[pair] <= high:
-            factors[pair] = second[pair]
-    return tuple(factors)
+        if rng.random() < CROSSES and low <= second.factors[pair] <= high:
+            factors[pair] = second.factors[pair]
+    return Individual(tuple(factors), (second if rng.random() < CROSSES else first).attention)
 
 
 def _one(parents: Sequence[Individual], rng: np.random.Generator) -> Individual:

@@ -111,8 +111,9 @@ class SearchPlan(Plan):
         ]
 
     def _subject(self, individual: Individual) -> Subject:
-        factors = [value / ONE for value in individual]
-        return self.compared[0]._replace(method=by_factors(factors, self.served.patch.geometry, self.times))
+        factors, geometry = [value / ONE for value in individual.factors], self.served.patch.geometry
+        method = by_factors(factors, geometry, self.times, individual.attention)
+        return self.compared[0]._replace(method=method)
 
     def extended(self, outcomes: Sequence[Outcome]) -> Plan | None:
         if self.found is not None:
@@ -250,16 +251,20 @@ def _begin(request: SearchRequest, served: ServedModel, target: int) -> tuple[Sp
     Raises:
         InvalidEvaluation: for a model without two pairs that factors could turn.
     """
-    geometry, times = served.patch.geometry, target / served.trained_length
+    patch, times = served.patch, target / served.trained_length
     methods = starts(times)
     try:
-        pairs = len(factors_of(methods[0], geometry, target) or ())
+        pairs = len(factors_of(methods[0], patch.geometry, target) or ())
         if pairs < LEAST_PAIRS:
             raise ValueError(f"it needs {LEAST_PAIRS} rotary pairs and has {pairs}")
-        factors = [one for one in (factors_of(method, geometry, target) for method in methods) if one is not None]
-        served.patch.resolve(by_factors(factors[0], geometry, times), target)
+        first = [
+            (factors, patch.resolve(method, target).attention_factor)
+            for method in methods
+            if (factors := factors_of(method, patch.geometry, target)) is not None
+        ]
+        longrope = patch.resolve(by_factors(first[0][0], patch.geometry, times), target)
     except ValueError as error:
         raise InvalidEvaluation("model", f"has no factors to search: {error}") from error
-    space = Space.of(pairs, times)
-    rng = _rng(request.seed, 0)
-    return space, evolution.first_generation([*map(space.nearest, factors)], space, request.population, rng)
+    space = Space.of(pairs, times, [longrope.attention_factor, *(attention for _, attention in first)])
+    begin = [space.nearest(*each) for each in first]
+    return space, evolution.first_generation(begin, space, request.population, _rng(request.seed, 0))

@@ -6,16 +6,15 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
+from service.evaluation.answers import AnsweringResult
 from service.evaluation.formatting import short_number
 from service.evaluation.results import (
     Columns,
     DocumentInfo,
-    EvaluationResult,
     Group,
     Interval,
     MethodInResult,
     Overview,
-    Partial,
     Row,
     Score,
     Scores,
@@ -68,7 +67,7 @@ class Answer(BaseModel):
     words: list[str]
 
 
-class SearchResult(EvaluationResult):
+class SearchResult(AnsweringResult):
     """The factors that were found, their comparison on held-out text, and the course of the search."""
 
     optional: ClassVar[Columns] = {"index": int, "interval_low": float, "interval_high": float}
@@ -96,18 +95,6 @@ class SearchResult(EvaluationResult):
             for at in (method.held_out for method in self.methods)
         ]
         return Scores("perplexity", True, by_method)
-
-    def end_early(self, partial: Partial) -> None:
-        super().end_early(partial)
-        self.answer.words[0] = self._scoped(self.answer.words[0])
-
-    def sentences(self) -> list[str]:
-        """The answer, how sure it is, and its use."""
-        return self.answer.words
-
-    def title(self) -> str:
-        """The answer in one sentence."""
-        return self.answer.words[0]
 
     def overview(self) -> Overview:
         """One row per method, the best first."""

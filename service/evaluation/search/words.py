@@ -19,9 +19,17 @@ def sentences(
         *(_without_held_out(found, others, length) if found.held_out is None else _best(methods, length, windows)),
         *_sure(others),
         _course(generations),
-        "The field `pe` of the JSON has the factors that were found.",
-        "Up to the trained length, use the model's own encoding: the factor on attention applies there too.",
+        *_use(found.request["attention_factor"]),
     ]
+
+
+def _use(attention: float) -> Iterator[str]:
+    """``attention`` is the factor on cos and sin."""
+    yield f"The field `pe` of the JSON has the factors that were found, and {attention:.4g} on cos and sin."
+    if attention == 1:
+        yield "Up to the trained length, it is plain RoPE."
+    else:
+        yield "Up to the trained length, use the model's own encoding: the factor on cos and sin applies there too."
 
 
 def _without_held_out(found: SearchMethod, others: Sequence[SearchMethod], length: int) -> Iterator[str]:

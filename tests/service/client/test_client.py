@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -178,6 +178,27 @@ class TestPerplexity:
             [[5, 6, 7] * 30], lengths={"start": 16, "stop": 32, "step": 16}, protocol="disjoint"
         )
         assert (result.protocol, result.lengths) == ("disjoint", [16, 32])
+
+
+class TestSearch:
+    FIELDS: ClassVar[dict[str, Any]] = {"windows": 2, "held_out": 3, "population": 4, "generations": 2}
+
+    def test_gives_the_routes_numbers_and_its_progress(self, ropeway: Ropeway, client: httpx.Client) -> None:
+        progress: list[Progress] = []
+        result = ropeway.search(128, TEXT, methods="ntk:2", on_progress=progress.append, **self.FIELDS)
+        body = {"length": 128, "input": TEXT, "methods": "ntk:2", **self.FIELDS}
+        raw = client.post("/search", json=body).json()
+        assert (result.pe, result.answer.words) == (raw["pe"], raw["answer"]["words"])
+        assert [method.label for method in result.methods] == ["search", "default", "ntk(factor=2)"]
+        assert progress[-1].label == "ntk(factor=2)"
+        assert ropeway.generate("The", pe=result.pe, max_new_tokens=2).results[0].text
+
+    async def test_asynchronously(self, asynchronous: AsyncRopeway) -> None:
+        result = await asynchronous.search(128, TEXT, **self.FIELDS)
+        assert len(result.generations) == 2
+        with pytest.raises(RopewayError) as caught:
+            await asynchronous.search(64, TEXT, **self.FIELDS)
+        assert (caught.value.status, caught.value.param) == (400, "length")
 
 
 class TestListings:

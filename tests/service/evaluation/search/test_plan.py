@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 from patches import label_of
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.documents import from_token_ids
+from service.evaluation.search.evolution import Individual
 from service.evaluation.search.places import split
 from service.evaluation.search.plan import plan_of
 from service.evaluation.search.request import SearchRequest
@@ -109,10 +111,43 @@ def test_stages_are_generations_and_then_the_held_out_windows(models: ModelRegis
     assert result.tokens_read == last.tokens == plan.tokens == LENGTH * ((4 + 16) * 2 + 5 * 3)
 
 
+def test_the_search_begins_with_its_methods_as_they_are(models: ModelRegistry) -> None:
+    """With their own factors on cos and sin; that of LongRoPE's formula may follow."""
+    plan, patch = planned(models), models.default.patch
+    starts = [subject.method for subject in plan.compared[1:]]
+    own = [patch.resolve(method, LENGTH) for method in starts]
+    begun = [patch.resolve(plan._subject(one).method, LENGTH) for one in plan.bred[0][: len(starts)]]
+    assert (
+        [one.attention_factor for one in begun]
+        == [one.attention_factor for one in own]
+        == [1, 1, own[2].attention_factor]
+    )
+    for found, expected in zip(begun, own, strict=True):
+        np.testing.assert_allclose(found.inv_freq, expected.inv_freq, rtol=0.006)
+    formula = math.sqrt(1 + math.log(2) / math.log(64))
+    assert plan.space.attention == pytest.approx((1, own[2].attention_factor, formula))
+
+
+def test_the_factor_on_attention_is_found_too(models: ModelRegistry) -> None:
+    """It counts alone here: candidates without it lose."""
+    plan = planned(models, population=16, generations=6)
+    for wanted in plan.space.attention:
+
+        def loss(unit: LateUnit, wanted: float = wanted) -> float:
+            return 2.0 + abs(unit.resolved.attention_factor - wanted)
+
+        result, _ = answered(plan, loss)
+        assert result.pe["attention_factor"] == wanted
+        said = " ".join(result.words())
+        assert f"and {wanted:.4g} on cos and sin." in said
+        assert ("Up to the trained length, it is plain RoPE." in said) == (wanted == 1)
+
+
 def test_the_cost_is_a_bound(models: ModelRegistry) -> None:
     """A search that finds no new factors ends with fewer tokens than its plan has."""
     plan = planned(models, generations=40)
-    narrow = replace(plan, space=replace(plan.space, most=100), bred=(((100,) * plan.space.pairs,),))
+    alone = Individual((100,) * plan.space.pairs, 1.0)
+    narrow = replace(plan, space=replace(plan.space, most=100, attention=(1.0,)), bred=((alone,),))
     _, last = answered(narrow)
     assert len(last.bred) == 1
     assert last.tokens < plan.tokens
@@ -207,4 +242,10 @@ def test_the_encoding_works_in_every_route(client: httpx.Client) -> None:
     assert answer.status_code == 200, answer.text
     exported = client.post("/export", json={"pe": pe, "target": "transformers", "length": LENGTH})
     assert exported.status_code == 200, exported.text
-    assert pe["long_factor"] == exported.json()["config"]["rope_parameters"]["long_factor"]
+    parameters = exported.json()["config"]["rope_parameters"]
+    assert pe["long_factor"] == parameters["long_factor"]
+    assert (
+        pe["attention_factor"]
+        == parameters["attention_factor"]
+        == answer.json()["results"][0]["pe"]["attention_factor"]
+    )
