@@ -28,7 +28,7 @@ from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, pa
 from patches.problems import KnownFields, Problem, not_json, problem, problems_of, unknown
 from patches.proposals import UNSCALED, alike, candidates
 from patches.registry import METHODS, describe_method, describe_methods, examples, questions
-from patches.resolution import EchoMismatch, describe, effective, resolve
+from patches.resolution import EchoMismatch, describe, effective, is_own, resolve
 from patches.rope_parameters import (
     CHUNKS,
     NoRopeParameters,
@@ -122,6 +122,7 @@ __all__ = [
     "ignored_entries",
     "in_configuration",
     "is_by_layer",
+    "is_own",
     "is_trained_at_its_length",
     "label_of",
     "not_json",

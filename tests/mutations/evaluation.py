@@ -20,6 +20,7 @@ PRUNING = "tests/service/jobs/test_pruning.py"
 EARLY = "tests/service/jobs/test_early.py"
 COMPLETE = "tests/service/jobs/test_complete.py"
 FAILING = "tests/service/jobs/test_failing.py"
+REACH = "tests/service/evaluation/test_reach.py"
 ADDRESS = "tests/service/jobs/test_address.py"
 
 EVALUATION = [
@@ -220,4 +221,11 @@ EVALUATION = [
     Mutation("looks by the order of the request", "service/figures", "enumerate((OWN, *others, AUTO))",
              "enumerate(names)",
              (f"{PICTURES}::TestLooks::test_a_method_has_one_look_in_all_figures_of_the_same_methods",)),
+    Mutation("encodings beyond their reach without a caution", "service/evaluation",
+             "method.reach is not None and method.reach < longest", "False", (REACH,)),
+    Mutation("the own encoding has a reach", "service/evaluation",
+             "if is_own(resolve(method, geometry, length), geometry, length):", "if False:", (REACH,)),
+    Mutation("a sweep repeats the cautions of its parts", "service/evaluation/sweep",
+             "list(dict.fromkeys(caution for part in self.evaluations for caution in part.cautions()))",
+             "[caution for part in self.evaluations for caution in part.cautions()]", (REACH,)),
 ]  # fmt: skip

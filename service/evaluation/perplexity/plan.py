@@ -228,10 +228,8 @@ class PerplexityPlan(Plan):
                 lengths.append(length_result(length, longest, len(self.documents)))
                 hashes[length] = units[0].resolved.frequency_hash
         return MethodResult(
-            label=subject.label,
-            pe=subject.patch.describe(subject.method, self.lengths[-1]),
+            **subject.described(self.lengths[-1]),
             frequency_hashes=hashes,
-            model=subject.model,
             passes=sum(len(unit.windows) for one in passes for unit in one.units),
             lengths=lengths,
             nll_by_position=position_buckets(longest),

@@ -20,7 +20,7 @@ from service.evaluation.results import (
 )
 from service.evaluation.statistics.nll import LengthResult, PositionBucket
 from service.evaluation.statistics.pieces import pieces_of
-from service.evaluation.words import best_method, cautions_of, near_reference
+from service.evaluation.words import best_method, beyond_reach, cautions_of, near_reference
 
 Protocol = Literal["curve", "sliding", "disjoint", "tail", "rolling"]
 
@@ -82,8 +82,10 @@ class PerplexityResult(EvaluationResult):
         return [*best_method(self), *near_reference(self), *self.cautions()]
 
     def cautions(self) -> list[str]:
-        """Documents that share text, one with most of the scored tokens, and those left out."""
-        return cautions_of(self.documents, self.skipped, self.methods[0].lengths[-1].groups)
+        """Encodings that end before the longest length. Documents that share text, one with most of the scored tokens,
+        and those left out."""
+        shared = cautions_of(self.documents, self.skipped, self.methods[0].lengths[-1].groups)
+        return [*beyond_reach(self, self.lengths[-1]), *shared]
 
     def title(self) -> str:
         """Model, protocol and documents in one line."""

@@ -167,9 +167,7 @@ class ProbePlan(Plan):
         by_length = [(units[0].length, [found[unit] for unit in units]) for units in parts.attention]
         scored = [s for i, unit in enumerate(parts.loss) for s in unit.scored(found[unit], i, self.lengths[-1])]
         return ProbeMethod(
-            label=subject.label,
-            pe=subject.patch.describe(subject.method, self.longest),
-            model=subject.model,
+            **subject.described(self.longest),
             attention=[head for length, outcomes in by_length for head in heads_attention(length, outcomes)],
             attention_mean=[mean_attention(length, outcomes) for length, outcomes in by_length],
             copying=[

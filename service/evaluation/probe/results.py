@@ -19,7 +19,7 @@ from service.evaluation.results import (
     Scores,
 )
 from service.evaluation.statistics.nll import PositionBucket
-from service.evaluation.words import best_method, skipped_text
+from service.evaluation.words import best_method, beyond_reach, skipped_text
 
 Measure = Literal[
     "attention", "first_keys", "entropy", "copying", "copying_first", "copying_nll", "copying_nll_first", "nll"
@@ -124,8 +124,9 @@ class ProbeResult(EvaluationResult):
         return [*best_method(self), *self._far_attention(), *self.cautions()]
 
     def cautions(self) -> list[str]:
-        """Documents left out."""
-        return skipped_text(self.documents, self.skipped)
+        """Encodings that end before the longest pass, and documents left out."""
+        longest = max(self.lengths[-1], self.distances[-1] + self.segment)
+        return [*beyond_reach(self, longest), *skipped_text(self.documents, self.skipped)]
 
     def _far_attention(self) -> list[str]:
         """The share of attention beyond the trained length, in passes of the longest length."""
