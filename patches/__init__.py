@@ -18,6 +18,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from patches.encoding.echo import set_apart
 from patches.encoding.fields import LONGEST
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
@@ -139,6 +140,7 @@ __all__ = [
     "resolve",
     "rope_parameters",
     "runs_triton",
+    "set_apart",
     "starts",
     "to_shorthand",
     "unknown",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.results import EvaluationResult
 from service.figures.drawing.charts import note
+from service.figures.evaluations.parameter import parameter_pictures
 from service.figures.picture import Picture
 from service.figures.web.page import plot_page
 
@@ -55,8 +57,8 @@ def html_of(result: EvaluationResult, plotly: str | None = None, name: str | Non
 
 
 def _drawn(result: EvaluationResult) -> Iterator[Picture]:
-    """One by one; those of a partial result name its scope."""
-    for picture in EVALUATIONS[result.evaluation].pictures(result):
+    """One by one, scores by a parameter last; those of a partial result name its scope."""
+    for picture in chain(EVALUATIONS[result.evaluation].pictures(result), parameter_pictures(result)):
         if scope := result.scope():
             note(picture.figure, scope)
         yield picture

@@ -20,6 +20,7 @@ PRUNING = "tests/service/jobs/test_pruning.py"
 EARLY = "tests/service/jobs/test_early.py"
 COMPLETE = "tests/service/jobs/test_complete.py"
 FAILING = "tests/service/jobs/test_failing.py"
+PARAMETER = "tests/service/figures/test_parameter.py"
 REACH = "tests/service/evaluation/test_reach.py"
 ADDRESS = "tests/service/jobs/test_address.py"
 
@@ -228,4 +229,10 @@ EVALUATION = [
     Mutation("a sweep repeats the cautions of its parts", "service/evaluation/sweep",
              "list(dict.fromkeys(caution for part in self.evaluations for caution in part.cautions()))",
              "[caution for part in self.evaluations for caution in part.cautions()]", (REACH,)),
+    Mutation("a default has no place among the values of a parameter", "service/figures/evaluations",
+             'if path in numbers or method.pe.get("method") != fields["method"]:', "if True:", (PARAMETER,)),
+    Mutation("encodings that differ in more are one line", "service/figures/evaluations",
+             "others = to_shorthand(_without(fields, path))", 'others = fields["method"]', (PARAMETER,)),
+    Mutation("encodings of several models are one line", "service/figures/evaluations",
+             'others if method.model == result.model else f"{others} on {method.model}"', "others", (PARAMETER,)),
 ]  # fmt: skip
