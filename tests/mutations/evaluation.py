@@ -21,6 +21,7 @@ EARLY = "tests/service/jobs/test_early.py"
 COMPLETE = "tests/service/jobs/test_complete.py"
 FAILING = "tests/service/jobs/test_failing.py"
 PARAMETER = "tests/service/figures/test_parameter.py"
+POSITION = "tests/service/evaluation/perplexity/test_position.py"
 REACH = "tests/service/evaluation/test_reach.py"
 ADDRESS = "tests/service/jobs/test_address.py"
 
@@ -235,4 +236,10 @@ EVALUATION = [
              "others = to_shorthand(_without(fields, path))", 'others = fields["method"]', (PARAMETER,)),
     Mutation("encodings of several models are one line", "service/figures/evaluations",
              'others if method.model == result.model else f"{others} on {method.model}"', "others", (PARAMETER,)),
+    Mutation("equally wide bins on a logarithmic axis", "service/figures/evaluations", "linear=width is not None",
+             "linear=False", (POSITION,)),
+    Mutation("more bins than the most", "service/evaluation", "least = -(-longest // MOST_BINS)", "least = 1",
+             (POSITION,)),
+    Mutation("bins of the loss by position double whatever was asked", "service/evaluation/perplexity",
+             "position_buckets(longest, self.position_bin)", "position_buckets(longest)", (POSITION,)),
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from service.evaluation.results import (
     Scores,
     documents_text,
 )
-from service.evaluation.statistics.nll import LengthResult, PositionBucket
+from service.evaluation.statistics.nll import LengthResult, PositionBin, PositionBucket
 from service.evaluation.statistics.pieces import pieces_of
 from service.evaluation.words import best_method, beyond_reach, cautions_of, near_reference
 
@@ -55,6 +55,7 @@ class PerplexityResult(EvaluationResult):
         description="True when every window starts with the model's BOS token. With `rolling`: when every document "
         "starts with it, or with end-of-text where there is none."
     )
+    position_bin: PositionBin = None
     lengths: list[int]
     documents: list[DocumentInfo]
     skipped: list[DocumentInfo] = Field([], description="Documents left out as shorter than the longest length.")

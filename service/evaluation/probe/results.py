@@ -18,7 +18,7 @@ from service.evaluation.results import (
     Score,
     Scores,
 )
-from service.evaluation.statistics.nll import PositionBucket
+from service.evaluation.statistics.nll import PositionBin, PositionBucket
 from service.evaluation.words import best_method, beyond_reach, skipped_text
 
 Measure = Literal[
@@ -94,6 +94,7 @@ class ProbeResult(EvaluationResult):
 
     evaluation: Literal["probe"] = "probe"
     bos: bool = Field(description="True when every pass starts with the model's BOS token.")
+    position_bin: PositionBin = None
     lengths: list[int]
     queries: int = Field(description="Last positions of each length over which attention is averaged.")
     distances: list[int]
