@@ -75,7 +75,21 @@ def subjects_of(
         except ValueError as error:
             raise InvalidEvaluation(f"methods.{index}", str(error)) from error
         subjects.append(Subject(confirmed, model.patch, model.name, model.engine.scores.most, model.score_room))
-    return list(dict.fromkeys(subjects))
+    return _by_name(subjects)
+
+
+def _by_name(subjects: Sequence[Subject]) -> list[Subject]:
+    """Of equal ones the first.
+
+    Raises:
+        InvalidEvaluation: for different ones of one name, such as ``auto`` with other ranges.
+    """
+    named: dict[tuple[str, str], Subject] = {}
+    for index, subject in enumerate(subjects):
+        if named.setdefault((subject.label, subject.model), subject) != subject:
+            why = f"a second encoding of the name {subject.label}, which results could not distinguish: send it alone"
+            raise InvalidEvaluation(f"methods.{index}", why)
+    return list(named.values())
 
 
 def documents_of(request: DocumentsRequest, served: ServedModel, settings: Settings) -> list[Document]:

@@ -242,4 +242,8 @@ EVALUATION = [
              (POSITION,)),
     Mutation("bins of the loss by position double whatever was asked", "service/evaluation/perplexity",
              "position_buckets(longest, self.position_bin)", "position_buckets(longest)", (POSITION,)),
+    Mutation("two encodings of one name", "service/evaluation",
+             "if named.setdefault((subject.label, subject.model), subject) != subject:",
+             "if named.setdefault((subject.label, subject.model, subject.method), subject) != subject:",
+             ("tests/service/policy/test_auto_evaluations.py",)),
 ]  # fmt: skip
