@@ -18,6 +18,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from patches.encoding.echo import set_apart
 from patches.encoding.fields import LONGEST
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
@@ -28,7 +29,7 @@ from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, pa
 from patches.problems import KnownFields, Problem, not_json, problem, problems_of, unknown
 from patches.proposals import UNSCALED, alike, candidates
 from patches.registry import METHODS, describe_method, describe_methods, examples, questions
-from patches.resolution import EchoMismatch, describe, effective, resolve
+from patches.resolution import EchoMismatch, describe, effective, is_own, resolve
 from patches.rope_parameters import (
     CHUNKS,
     NoRopeParameters,
@@ -122,6 +123,7 @@ __all__ = [
     "ignored_entries",
     "in_configuration",
     "is_by_layer",
+    "is_own",
     "is_trained_at_its_length",
     "label_of",
     "not_json",
@@ -138,6 +140,7 @@ __all__ = [
     "resolve",
     "rope_parameters",
     "runs_triton",
+    "set_apart",
     "starts",
     "to_shorthand",
     "unknown",

@@ -30,6 +30,14 @@ def effective(method: Method, geometry: RopeGeometry) -> Method:
     return native if isinstance(native, Method) and asks else method
 
 
+def is_own(resolved: ResolvedRecipe, geometry: RopeGeometry, length: int) -> bool:
+    """True if ``resolved`` is the checkpoint's own encoding at ``length`` reserved tokens."""
+    try:
+        return resolve(Default(), geometry, length) == resolved
+    except ValueError:  # the checkpoint's own table ends before
+        return False
+
+
 @lru_cache(maxsize=1024)  # a request asks twice: at the door and for its echo
 def resolve(method: Method, geometry: RopeGeometry, length: int) -> ResolvedRecipe:
     """Numbers of ``method`` for one model and one reserved length (prompt + new tokens).

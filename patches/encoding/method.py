@@ -298,6 +298,10 @@ class WrappingMethod(Method):
         base = self._underneath(geometry)
         return 1.0 if base is None else base.extension(geometry)
 
+    def reached(self, geometry: RopeGeometry) -> int | None:
+        base = self._underneath(geometry)
+        return None if base is not None and base.reached(geometry) is None else super().reached(geometry)
+
     def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
         base = self._underneath(geometry)
         # "default" means a checkpoint's own encoding, also one that a request cannot name here.

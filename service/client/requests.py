@@ -61,6 +61,7 @@ class PerplexityOptions(TypedDict, total=False):
     tail: int | None
     windows: int | None
     bos: Literal["auto", "always", "never"] | None
+    position_bin: int | None
     timeout_s: float | None
 
 

@@ -18,7 +18,7 @@ from service.evaluation.documents import (
     token_digest,
 )
 from service.evaluation.overlap import overlaps
-from service.evaluation.request import Bos, ByLengthRequest, DocumentsRequest
+from service.evaluation.request import Bos, ByLengthRequest, ByPositionRequest, DocumentsRequest
 from service.evaluation.results import DocumentInfo, Overlap
 from service.evaluation.scoring import pass_memory
 from service.evaluation.unit import Plan, Subject
@@ -32,6 +32,10 @@ from service.sharing.admission import largest
 
 DEFAULT_REACH = 32
 """Default lengths stop at this many times the trained length."""
+
+
+MOST_BINS = 1024
+"""Of the loss by position of a method."""
 
 
 class InvalidEvaluation(ValueError):
@@ -71,7 +75,21 @@ def subjects_of(
         except ValueError as error:
             raise InvalidEvaluation(f"methods.{index}", str(error)) from error
         subjects.append(Subject(confirmed, model.patch, model.name, model.engine.scores.most, model.score_room))
-    return list(dict.fromkeys(subjects))
+    return _by_name(subjects)
+
+
+def _by_name(subjects: Sequence[Subject]) -> list[Subject]:
+    """Of equal ones the first.
+
+    Raises:
+        InvalidEvaluation: for different ones of one name, such as ``auto`` with other ranges.
+    """
+    named: dict[tuple[str, str], Subject] = {}
+    for index, subject in enumerate(subjects):
+        if named.setdefault((subject.label, subject.model), subject) != subject:
+            why = f"a second encoding of the name {subject.label}, which results could not distinguish: send it alone"
+            raise InvalidEvaluation(f"methods.{index}", why)
+    return list(named.values())
 
 
 def documents_of(request: DocumentsRequest, served: ServedModel, settings: Settings) -> list[Document]:
@@ -200,6 +218,19 @@ def lengths_of(
             raise InvalidEvaluation(param, f"{lengths[-1]} is beyond the shortest document{which}: {most}")
     at_most("lengths", len(lengths), settings.max_lengths)
     return lengths
+
+
+def position_bin_of(request: ByPositionRequest, longest: int) -> int | None:
+    """Tokens of each bin of the loss by position, in passes of ``longest`` tokens; None for bins that double.
+
+    Raises:
+        InvalidEvaluation: for so few that a method would have more than ``MOST_BINS`` bins.
+    """
+    least = -(-longest // MOST_BINS)
+    if request.position_bin is not None and request.position_bin < least:
+        why = f"must be at least {least}: {longest} tokens have at most {MOST_BINS} bins"
+        raise InvalidEvaluation("position_bin", why)
+    return request.position_bin
 
 
 def server_takes(length: int, served: ServedModel, settings: Settings) -> None:

@@ -200,3 +200,21 @@ class ByLengthRequest(DocumentsRequest):
     def reduced(self, kept: Mapping[str, Any]) -> Self:
         """With fewer lengths it reads the same documents."""
         return super().reduced(kept).read_from(self.least())
+
+
+class ByPositionRequest(ByLengthRequest):
+    """An evaluation that also has the loss by tokens of context."""
+
+    position_bin: Annotated[int, Field(ge=1, le=LONGEST)] | None = Field(
+        None,
+        description="Tokens of each bin of `nll_by_position`, such as 256; bins that double when absent. Stored "
+        "outcomes serve any bins.",
+    )
+
+    @model_validator(mode="after")
+    def _bins_within_the_lengths(self) -> Self:
+        wanted = self.length_values()
+        if self.position_bin is not None and wanted is not None and self.position_bin >= wanted[-1]:
+            why = f"must be below the longest length ({wanted[-1]}), for two bins"
+            raise problem("one_bin", why, "position_bin")
+        return self

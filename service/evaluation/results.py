@@ -143,6 +143,11 @@ class MethodInResult(BaseModel):
     label: str
     pe: dict[str, Any] = Field(description="The request's encoding, resolved at the longest length.")
     model: str = Field(description="The served model that answered: a method may name a variant of the requested one.")
+    reach: int | None = Field(
+        None,
+        description="Longest length in tokens by the parameters. Null where they name none or reach any length, and "
+        "for the model's own encoding.",
+    )
 
 
 Part = Literal["methods", "lengths", "evaluations", "rounds", "generations"]

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from patches import Method, Patched, ResolvedRecipe, label_of
+from patches import Method, Patched, ResolvedRecipe, effective, is_own, label_of, resolve
 from service.evaluation.cost import Cost
 from service.evaluation.results import EvaluationResult, Part, Progress
 
@@ -43,6 +43,22 @@ class Subject(NamedTuple):
     @property
     def label(self) -> str:
         return label_of(self.method)
+
+    def described(self, length: int) -> dict[str, Any]:
+        """The fields of ``MethodInResult``, with the encoding of ``length`` reserved tokens."""
+        return {
+            "label": self.label,
+            "pe": self.patch.describe(self.method, length),
+            "model": self.model,
+            "reach": self._reach(length),
+        }
+
+    def _reach(self, length: int) -> int | None:
+        """Longest length by the parameters, for ``length`` tokens; None for any, and for the model's own encoding."""
+        method, geometry = self.method.at(length), self.patch.geometry
+        if is_own(resolve(method, geometry, length), geometry, length):
+            return None
+        return effective(method, geometry).reached(geometry)
 
 
 @dataclass(frozen=True, eq=False)

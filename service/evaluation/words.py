@@ -54,6 +54,16 @@ def skipped_text(documents: Sequence[object], skipped: Sequence[DocumentInfo]) -
     return [f"Left out as shorter than the longest length: {count}, {shown}."]
 
 
+def beyond_reach(result: EvaluationResult, longest: int) -> list[str]:
+    """The caution about encodings whose parameters end before ``longest`` tokens, the longest pass."""
+    short = [
+        f"{name} at {method.reach:,}"
+        for name, method in zip(result.names(), result.methods, strict=True)
+        if method.reach is not None and method.reach < longest
+    ]
+    return [f"These encodings end before {longest:,} tokens by their parameters: {listed(short)}."] if short else []
+
+
 def cautions_of(
     documents: Sequence[DocumentInfo], skipped: Sequence[DocumentInfo], groups: Sequence[Group]
 ) -> list[str]:

@@ -16,12 +16,11 @@ from patches import (
     Method,
     NoRopeParameters,
     Patched,
-    ResolvedRecipe,
     RopeGeometry,
     closest,
     effective,
+    is_own,
     label_of,
-    parse,
     resolve,
     to_shorthand,
     unknown,
@@ -181,7 +180,7 @@ def default_length(method: Method, geometry: RopeGeometry) -> int:
         ValueError: when the encoding does not fit the model; the message names the field.
     """
     declared = geometry.max_position_embeddings
-    if _is_own(resolve(method, geometry, declared), geometry, declared):
+    if is_own(resolve(method, geometry, declared), geometry, declared):
         # Cards of checkpoints add a scaling, and leave the maximum at the trained length.
         own = geometry.native
         return max(declared, (own.reached(geometry) if isinstance(own, Method) else None) or 0)
@@ -202,15 +201,15 @@ def _expressed(method: Method, source: Source, target: Target, length: int) -> E
             "others would rotate its queries and keys"
         )
     declared = source.base or geometry
-    is_own = _is_own(resolved, declared, length)
-    if source.in_chunks and is_own:
+    is_native = is_own(resolved, declared, length)
+    if source.in_chunks and is_native:
         raise Inexpressible(f"it has no option for this encoding, which is `{CHUNKS}` of the configuration")
     if source.in_chunks and target.reads_chunks:
         raise Inexpressible(f"it reads `{CHUNKS}` instead: serve the checkpoint without that entry")
     varies = resolved.length is not None and resolve(method.without_follows(), geometry, SHORTEST) != resolved
     wanted = Wanted(geometry, length, resolved, source.own, source.model_type, varies)
     is_longer = length > declared.max_position_embeddings
-    if is_own and not (is_longer and resolved.rotates):
+    if is_native and not (is_longer and resolved.rotates):
         expression = target.own(replace(wanted, geometry=declared))
         if is_longer:
             expression = target.lengthened(expression, {source.longest: length})
@@ -221,13 +220,6 @@ def _expressed(method: Method, source: Source, target: Target, length: int) -> E
     else:
         expression = target.express(wanted)
     return replace(expression, config=json.loads(json.dumps(expression.config)))  # plain strings for enums
-
-
-def _is_own(resolved: ResolvedRecipe, geometry: RopeGeometry, length: int) -> bool:
-    try:
-        return resolve(parse({"method": "default"}), geometry, length) == resolved
-    except ValueError:  # the checkpoint's own table ends before
-        return False
 
 
 def _is_expressible(method: Method, source: Source, target: Target, length: int) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.comparison.results import ComparisonResult
 from service.evaluation.results import EvaluationResult
 from service.figures.drawing.charts import note
 from service.figures.evaluations.comparison import comparison_pictures
+from service.figures.evaluations.parameter import parameter_pictures
 from service.figures.picture import Picture
 from service.figures.web.page import plot_page
 
@@ -63,8 +65,8 @@ def _pictures(result: EvaluationResult) -> Iterable[Picture]:
 
 
 def _drawn(result: EvaluationResult) -> Iterator[Picture]:
-    """One by one; those of a partial result name its scope."""
-    for picture in _pictures(result):
+    """One by one, scores by a parameter last; those of a partial result name its scope."""
+    for picture in chain(_pictures(result), parameter_pictures(result)):
         if scope := result.scope():
             note(picture.figure, scope)
         yield picture

@@ -20,6 +20,9 @@ PRUNING = "tests/service/jobs/test_pruning.py"
 EARLY = "tests/service/jobs/test_early.py"
 COMPLETE = "tests/service/jobs/test_complete.py"
 FAILING = "tests/service/jobs/test_failing.py"
+PARAMETER = "tests/service/figures/test_parameter.py"
+POSITION = "tests/service/evaluation/perplexity/test_position.py"
+REACH = "tests/service/evaluation/test_reach.py"
 ADDRESS = "tests/service/jobs/test_address.py"
 
 EVALUATION = [
@@ -226,4 +229,27 @@ EVALUATION = [
     Mutation("looks by the order of the request", "service/figures", "enumerate((OWN, *others, AUTO))",
              "enumerate(names)",
              (f"{PICTURES}::TestLooks::test_a_method_has_one_look_in_all_figures_of_the_same_methods",)),
+    Mutation("encodings beyond their reach without a caution", "service/evaluation",
+             "method.reach is not None and method.reach < longest", "False", (REACH,)),
+    Mutation("the own encoding has a reach", "service/evaluation",
+             "if is_own(resolve(method, geometry, length), geometry, length):", "if False:", (REACH,)),
+    Mutation("a sweep repeats the cautions of its parts", "service/evaluation/sweep",
+             "list(dict.fromkeys(caution for part in self.evaluations for caution in part.cautions()))",
+             "[caution for part in self.evaluations for caution in part.cautions()]", (REACH,)),
+    Mutation("a default has no place among the values of a parameter", "service/figures/evaluations",
+             'if path in numbers or method.pe.get("method") != fields["method"]:', "if True:", (PARAMETER,)),
+    Mutation("encodings that differ in more are one line", "service/figures/evaluations",
+             "others = to_shorthand(_without(fields, path))", 'others = fields["method"]', (PARAMETER,)),
+    Mutation("encodings of several models are one line", "service/figures/evaluations",
+             'others if method.model == result.model else f"{others} on {method.model}"', "others", (PARAMETER,)),
+    Mutation("equally wide bins on a logarithmic axis", "service/figures/evaluations", "linear=width is not None",
+             "linear=False", (POSITION,)),
+    Mutation("more bins than the most", "service/evaluation", "least = -(-longest // MOST_BINS)", "least = 1",
+             (POSITION,)),
+    Mutation("bins of the loss by position double whatever was asked", "service/evaluation/perplexity",
+             "position_buckets(longest, self.position_bin)", "position_buckets(longest)", (POSITION,)),
+    Mutation("two encodings of one name", "service/evaluation",
+             "if named.setdefault((subject.label, subject.model), subject) != subject:",
+             "if named.setdefault((subject.label, subject.model, subject.method), subject) != subject:",
+             ("tests/service/policy/test_auto_evaluations.py",)),
 ]  # fmt: skip

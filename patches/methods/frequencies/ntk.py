@@ -110,3 +110,6 @@ class DynamicNtk(TrainedLengthMethod):
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         schedule = DynamicNtkSchedule(self.theta(geometry), self.factor, self.trained_length(geometry))
         return Recipe(schedule)
+
+    def reached(self, geometry: RopeGeometry) -> int | None:
+        return None  # the base follows the length, whatever the factor

@@ -90,7 +90,8 @@ class LongPerplexityPlan(Plan):
             for answered, units in parts:
                 own = [(unit, next(remaining)) for unit in units]
                 lengths += [self._at(next(at_lengths), length, own, keys) for length in answered]
-            methods.append(LongMethodResult(label=method.label, pe=method.pe, model=method.model, lengths=lengths))
+            shared = method.model_dump(include={"label", "pe", "model", "reach"})
+            methods.append(LongMethodResult(**shared, lengths=lengths))
         return LongPerplexityResult(
             model=plain.model,
             trained_length=plain.trained_length,
@@ -138,9 +139,7 @@ class LongPerplexityPlan(Plan):
     def _evaluator_info(self, keys: list[np.ndarray]) -> EvaluatorInfo:
         subject, contexts = self.evaluator, self.contexts
         return EvaluatorInfo(
-            label=subject.label,
-            pe=subject.patch.describe(subject.method, contexts.long),
-            model=subject.model,
+            **subject.described(contexts.long),
             long_context=contexts.long,
             short_context=contexts.short,
             stride=contexts.stride,

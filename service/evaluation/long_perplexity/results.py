@@ -21,7 +21,7 @@ from service.evaluation.results import (
     Scores,
 )
 from service.evaluation.statistics.pieces import pieces_of
-from service.evaluation.words import best_method, cautions_of, near_reference
+from service.evaluation.words import best_method, beyond_reach, cautions_of, near_reference
 
 FEW = 30
 """Key tokens: with a deviation of one nat, fewer leave a 95 % interval wider than a factor of two."""
@@ -116,9 +116,10 @@ class LongPerplexityResult(EvaluationResult):
         return dict(sorted({at.length: at.key_tokens for method in self.methods for at in method.lengths}.items()))
 
     def cautions(self) -> list[str]:
-        """The lengths with too few key tokens for a number, and those of a perplexity."""
+        """The lengths with too few key tokens for a number, and the cautions of a perplexity."""
         few = {length: count for length, count in self.key_tokens().items() if count < FEW}
-        shared = cautions_of(self.documents, self.skipped, self.methods[0].lengths[-1].groups)
+        documents = cautions_of(self.documents, self.skipped, self.methods[0].lengths[-1].groups)
+        shared = [*beyond_reach(self, self.lengths[-1]), *documents]
         if not few:
             return shared
         counts = f"{min(few.values())} to {max(few.values())}" if len(set(few.values())) > 1 else f"{min(few.values())}"

@@ -16,6 +16,7 @@ from service.evaluation.checks import (
     bos_of,
     documents_by_length,
     lengths_of,
+    position_bin_of,
     subjects_of,
     too_short,
 )
@@ -106,7 +107,7 @@ class Pass(NamedTuple):
 class PerplexityPlan(Plan):
     """``bos`` is the token every window starts with, or with ``rolling`` every document. ``chunk`` is the most tokens
     between two generation steps, ``most_windows`` the most windows of a document under ``tail``. ``skipped`` documents
-    are too short."""
+    are too short. ``position_bin`` is the tokens of a bin of the loss by position; None: bins double."""
 
     model: str
     trained_length: int
@@ -120,6 +121,7 @@ class PerplexityPlan(Plan):
     bos: int | None
     chunk: int | None
     most_windows: int | None = None
+    position_bin: int | None = None
 
     @cached_property
     def cost(self) -> Cost:
@@ -209,6 +211,7 @@ class PerplexityPlan(Plan):
             protocol=self.protocol,
             parameters=self.parameters(),
             bos=self.bos is not None,
+            position_bin=self.position_bin,
             lengths=self.lengths,
             documents=[document.info for document in self.documents],
             skipped=self.skipped,
@@ -228,13 +231,11 @@ class PerplexityPlan(Plan):
                 lengths.append(length_result(length, longest, len(self.documents)))
                 hashes[length] = units[0].resolved.frequency_hash
         return MethodResult(
-            label=subject.label,
-            pe=subject.patch.describe(subject.method, self.lengths[-1]),
+            **subject.described(self.lengths[-1]),
             frequency_hashes=hashes,
-            model=subject.model,
             passes=sum(len(unit.windows) for one in passes for unit in one.units),
             lengths=lengths,
-            nll_by_position=position_buckets(longest),
+            nll_by_position=position_buckets(longest, self.position_bin),
         )
 
 
@@ -297,6 +298,7 @@ def plan_of(request: PerplexityRequest, models: ModelRegistry, settings: Setting
         bos=bos,
         chunk=settings.score_chunk,
         most_windows=request.windows,
+        position_bin=position_bin_of(request, lengths[-1]),
     )
     if request.protocol == "sliding" and plan.stride > room:
         raise InvalidEvaluation("stride", f"must be at most {room}: a larger one would skip tokens")

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from patches import examples, problem
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.perplexity.results import Protocol
-from service.evaluation.request import Bos, ByLengthRequest
+from service.evaluation.request import Bos, ByLengthRequest, ByPositionRequest
 from service.inputs import TextOrTokens
 
 SWEEP_WINDOWS = 8
@@ -37,7 +37,7 @@ class ScoringRequest(ByLengthRequest):
         return dict(fields) if "protocol" in fields else {"windows": SWEEP_WINDOWS, **fields, "protocol": "tail"}
 
 
-class PerplexityRequest(ScoringRequest):
+class PerplexityRequest(ScoringRequest, ByPositionRequest):
     """Perplexity against context length, several encodings in one call."""
 
     evaluation: Literal["perplexity"] = "perplexity"

@@ -18,9 +18,9 @@ from service.evaluation.results import (
     Scores,
     documents_text,
 )
-from service.evaluation.statistics.nll import LengthResult, PositionBucket
+from service.evaluation.statistics.nll import LengthResult, PositionBin, PositionBucket
 from service.evaluation.statistics.pieces import pieces_of
-from service.evaluation.words import best_method, cautions_of, near_reference
+from service.evaluation.words import best_method, beyond_reach, cautions_of, near_reference
 
 Protocol = Literal["curve", "sliding", "disjoint", "tail", "rolling"]
 
@@ -55,6 +55,7 @@ class PerplexityResult(EvaluationResult):
         description="True when every window starts with the model's BOS token. With `rolling`: when every document "
         "starts with it, or with end-of-text where there is none."
     )
+    position_bin: PositionBin = None
     lengths: list[int]
     documents: list[DocumentInfo]
     skipped: list[DocumentInfo] = Field([], description="Documents left out as shorter than the longest length.")
@@ -82,8 +83,10 @@ class PerplexityResult(EvaluationResult):
         return [*best_method(self), *near_reference(self), *self.cautions()]
 
     def cautions(self) -> list[str]:
-        """Documents that share text, one with most of the scored tokens, and those left out."""
-        return cautions_of(self.documents, self.skipped, self.methods[0].lengths[-1].groups)
+        """Encodings that end before the longest length. Documents that share text, one with most of the scored tokens,
+        and those left out."""
+        shared = cautions_of(self.documents, self.skipped, self.methods[0].lengths[-1].groups)
+        return [*beyond_reach(self, self.lengths[-1]), *shared]
 
     def title(self) -> str:
         """Model, protocol and documents in one line."""

@@ -20,6 +20,7 @@ from service.evaluation.checks import (
     bos_of,
     documents_by_length,
     lengths_of,
+    position_bin_of,
     subjects_of,
 )
 from service.evaluation.cost import Cost
@@ -63,7 +64,7 @@ class _Parts(NamedTuple):
 class ProbePlan(Plan):
     """``vocabulary`` int64 [n] is what segments are drawn of; None: of the documents as they are. ``bos`` is the token
     every pass starts with. ``chunk`` is the most tokens between two generation steps, ``longest`` the tokens of the
-    longest pass."""
+    longest pass. ``position_bin`` is the tokens of a bin of the loss by position; None: bins double."""
 
     model: str
     trained_length: int
@@ -80,6 +81,7 @@ class ProbePlan(Plan):
     bos: int | None
     chunk: int | None
     longest: int
+    position_bin: int | None
 
     @cached_property
     def units(self) -> Sequence[Unit]:
@@ -151,6 +153,7 @@ class ProbePlan(Plan):
             model=self.model,
             trained_length=self.trained_length,
             bos=self.bos is not None,
+            position_bin=self.position_bin,
             lengths=self.lengths,
             queries=self.queries,
             distances=self.distances,
@@ -167,16 +170,14 @@ class ProbePlan(Plan):
         by_length = [(units[0].length, [found[unit] for unit in units]) for units in parts.attention]
         scored = [s for i, unit in enumerate(parts.loss) for s in unit.scored(found[unit], i, self.lengths[-1])]
         return ProbeMethod(
-            label=subject.label,
-            pe=subject.patch.describe(subject.method, self.longest),
-            model=subject.model,
+            **subject.described(self.longest),
             attention=[head for length, outcomes in by_length for head in heads_attention(length, outcomes)],
             attention_mean=[mean_attention(length, outcomes) for length, outcomes in by_length],
             copying=[
                 copying(distance, [found[unit] for unit in units])
                 for distance, units in zip(self.distances, parts.copying, strict=True)
             ],
-            nll_by_position=position_buckets(scored),
+            nll_by_position=position_buckets(scored, self.position_bin),
         )
 
 
@@ -223,6 +224,7 @@ def plan_of(request: ProbeRequest, models: ModelRegistry, settings: Settings) ->
         bos=bos,
         chunk=settings.score_chunk,
         longest=longest,
+        position_bin=position_bin_of(request, lengths[-1]),
     )
     affordable(plan, settings)
     return plan

@@ -9,11 +9,11 @@ from pydantic import Field
 from patches import examples
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.probe.results import SegmentOf
-from service.evaluation.request import MOST_IN_RANGE, Bos, ByLengthRequest, Seed, Tokens
+from service.evaluation.request import MOST_IN_RANGE, Bos, ByPositionRequest, Seed, Tokens
 from service.inputs import TextOrTokens
 
 
-class ProbeRequest(ByLengthRequest):
+class ProbeRequest(ByPositionRequest):
     """Attention mass, copying and loss by distance, several encodings in one call.
 
     Attention is measured at each of ``lengths`` (the trained length and 4 times it when absent), loss by position at

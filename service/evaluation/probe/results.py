@@ -18,8 +18,8 @@ from service.evaluation.results import (
     Score,
     Scores,
 )
-from service.evaluation.statistics.nll import PositionBucket
-from service.evaluation.words import best_method, skipped_text
+from service.evaluation.statistics.nll import PositionBin, PositionBucket
+from service.evaluation.words import best_method, beyond_reach, skipped_text
 
 Measure = Literal[
     "attention", "first_keys", "entropy", "copying", "copying_first", "copying_nll", "copying_nll_first", "nll"
@@ -94,6 +94,7 @@ class ProbeResult(EvaluationResult):
 
     evaluation: Literal["probe"] = "probe"
     bos: bool = Field(description="True when every pass starts with the model's BOS token.")
+    position_bin: PositionBin = None
     lengths: list[int]
     queries: int = Field(description="Last positions of each length over which attention is averaged.")
     distances: list[int]
@@ -124,8 +125,9 @@ class ProbeResult(EvaluationResult):
         return [*best_method(self), *self._far_attention(), *self.cautions()]
 
     def cautions(self) -> list[str]:
-        """Documents left out."""
-        return skipped_text(self.documents, self.skipped)
+        """Encodings that end before the longest pass, and documents left out."""
+        longest = max(self.lengths[-1], self.distances[-1] + self.segment)
+        return [*beyond_reach(self, longest), *skipped_text(self.documents, self.skipped)]
 
     def _far_attention(self) -> list[str]:
         """The share of attention beyond the trained length, in passes of the longest length."""

@@ -142,9 +142,7 @@ class Judge:
         ends = subject.patch.sink_window(resolved)
         cached = lengths[-1] if ends is None else min(lengths[-1], sum(ends))
         return RecommendMethod(
-            label=subject.label,
-            pe=subject.patch.describe(subject.method, lengths[-1]),
-            model=subject.model,
+            **subject.described(lengths[-1]),
             request=request_of(subject.method),
             cost=self._cost(index),
             memory=Memory(tokens=cached, bytes=kept_bytes(subject.patch, cached)),

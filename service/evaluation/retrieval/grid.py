@@ -98,14 +98,6 @@ class PromptsPlan(Plan):
             "documents": [document.info for document in self.documents],
         }
 
-    def method(self, subject: Subject) -> dict[str, Any]:
-        """Fields that every method in a result has."""
-        return {
-            "label": subject.label,
-            "pe": subject.patch.describe(subject.method, self.lengths[-1]),
-            "model": subject.model,
-        }
-
 
 def grid_lengths(wanted: Sequence[int] | None, served: ServedModel, settings: Settings) -> list[int]:
     """Sorted lengths; doublings of the trained length where none are given.

@@ -73,7 +73,7 @@ class DepthPlan(PromptsPlan):
     def _method(self, subject: Subject, by_length: dict[int, list[SampleResult]]) -> DepthMethod:
         cells = self.cells(by_length, self.depths, self.request.samples)
         return DepthMethod(
-            **self.method(subject),
+            **subject.described(self.lengths[-1]),
             cells=[DepthScore(depth=depth, **fields) for depth, fields in cells],
             lengths=self.lengths_of(by_length),
         )

@@ -18,7 +18,7 @@ from service.evaluation.results import (
     Score,
     Scores,
 )
-from service.evaluation.words import best_method, found_up_to
+from service.evaluation.words import best_method, beyond_reach, found_up_to
 
 
 class SampleResult(Output):
@@ -120,7 +120,11 @@ class DepthResult(EvaluationResult):
 
     def sentences(self) -> list[str]:
         """The best method, and the length up to which each finds half."""
-        return [*best_method(self), *found_up_to(self)]
+        return [*best_method(self), *found_up_to(self), *self.cautions()]
+
+    def cautions(self) -> list[str]:
+        """Encodings that end before the longest length."""
+        return beyond_reach(self, self.lengths[-1])
 
     def _row(self, method: DepthMethod, cell: DepthScore) -> Row:
         return {

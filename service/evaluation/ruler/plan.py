@@ -52,7 +52,8 @@ class RulerPlan(PromptsPlan):
         tasks = [TaskScore(task=task, **fields) for task, fields in cells]
         lengths = self.lengths_of(by_length)
         effective = effective_length(lengths, self.request.threshold)
-        return RulerMethod(**self.method(subject), tasks=tasks, lengths=lengths, effective_length=effective)
+        described = subject.described(self.lengths[-1])
+        return RulerMethod(**described, tasks=tasks, lengths=lengths, effective_length=effective)
 
 
 def effective_length(lengths: Sequence[LengthScore], threshold: float) -> int | None:

@@ -9,7 +9,7 @@ from pydantic import Field
 from service.evaluation.formatting import percent
 from service.evaluation.results import Columns, DocumentInfo, EvaluationResult, MethodInResult, Row, Scores
 from service.evaluation.retrieval.results import LengthScore, PromptScore, SampleResult, scores_by_length
-from service.evaluation.words import best_method, reaches
+from service.evaluation.words import best_method, beyond_reach, reaches
 
 TaskName = Literal[
     "niah_single_1",
@@ -73,7 +73,12 @@ class RulerResult(EvaluationResult):
     def sentences(self) -> list[str]:
         """The best method, and the effective length of each."""
         reached = reaches(self, self._effective_lengths())
-        return [*best_method(self), f"Effective length, above {percent(self.threshold)}: {reached}."]
+        effective = f"Effective length, above {percent(self.threshold)}: {reached}."
+        return [*best_method(self), effective, *self.cautions()]
+
+    def cautions(self) -> list[str]:
+        """Encodings that end before the longest length."""
+        return beyond_reach(self, self.lengths[-1])
 
     def _effective_lengths(self) -> list[int | None]:
         return [method.effective_length for method in self.methods]

@@ -54,9 +54,7 @@ def methods_of(
     searched = [losses.searched[found], *losses.compared]
     return [
         SearchMethod(
-            label=subject.label if index else FOUND,
-            pe=subject.patch.describe(subject.method, target),
-            model=subject.model,
+            **subject.described(target) | ({} if index else {"label": FOUND}),
             request={"method": subject.method.method} | subject.method.model_dump(mode="json", exclude_unset=True),
             factors=factors_of(subject.method.at(target), subject.patch.geometry, target),
             search_loss=searched[index],

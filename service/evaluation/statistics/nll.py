@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import BaseModel, Field
 
 from service.evaluation.results import Group, Interval
+
+PositionBin = Annotated[
+    int | None,
+    Field(
+        exclude_if=lambda width: width is None,
+        description="Tokens of each bin of `nll_by_position`; absent where bins double.",
+    ),
+]
 
 
 class PositionBucket(BaseModel):

@@ -140,26 +140,18 @@ def _above(a: Sequence[Group], b: Sequence[Group]) -> Mean | None:
     return mean_of([(left - right, tokens) for (left, tokens), (right, _) in zip(a, b, strict=True)], TWICE)
 
 
-def position_buckets(windows: list[Scored]) -> list[PositionBucket]:
-    """Mean NLL by tokens of context: [0, 16), [16, 32), [32, 64), doubling."""
-    sums: dict[int, float] = {}
-    counts: dict[int, int] = {}
-    for window in windows:
-        context = window.first_context + np.arange(len(window.nll))
-        bucket = np.where(context < 16, 0, np.log2(np.maximum(context, 1) / 8).astype(int))
-        for index in np.unique(bucket):
-            inside = bucket == index
-            sums[int(index)] = sums.get(int(index), 0.0) + float(window.nll[inside].sum())
-            counts[int(index)] = counts.get(int(index), 0) + int(inside.sum())
-    return [
-        PositionBucket(
-            start=0 if index == 0 else 8 << index,
-            stop=8 << (index + 1),
-            nll_mean=sums[index] / counts[index],
-            tokens=counts[index],
+def position_buckets(windows: list[Scored], width: int | None = None) -> list[PositionBucket]:
+    """Mean NLL by tokens of context: [0, 16), [16, 32), [32, 64), doubling; with ``width``, bins of as many tokens."""
+    context = np.concatenate([np.zeros(0, int), *(w.first_context + np.arange(len(w.nll)) for w in windows)])
+    index = context // width if width else np.log2(np.maximum(context, 8) / 8).astype(int)
+    sums, counts = np.bincount(index, joined(windows)), np.bincount(index)
+    found = []
+    for at in np.flatnonzero(counts).tolist():
+        start, stop = (at * width, (at + 1) * width) if width else (8 << at if at else 0, 16 << at)
+        found.append(
+            PositionBucket(start=start, stop=stop, nll_mean=float(sums[at] / counts[at]), tokens=int(counts[at]))
         )
-        for index in sorted(sums)
-    ]
+    return found
 
 
 def finite_exp(nll: float) -> float:

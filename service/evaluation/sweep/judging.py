@@ -78,9 +78,7 @@ class Judge:
         deciding = [at for at in judgements if at.adequate is not None]
         adequate = bool(deciding) and all(at.adequate for at in deciding)
         return SweepMethod(
-            label=subject.label,
-            pe=subject.patch.describe(subject.method, self._target),
-            model=subject.model,
+            **subject.described(self._target),
             cost=cost_of(subject, self._target),
             windowed=self._is_windowed(index),
             judgements=judgements,

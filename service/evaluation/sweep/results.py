@@ -134,8 +134,8 @@ class SweepResult(EvaluationResult):
         return [self.answer.words, *enough, *self.cautions()]
 
     def cautions(self) -> list[str]:
-        """Those of every part."""
-        return [caution for part in self.evaluations for caution in part.cautions()]
+        """Those of every part, equal ones once."""
+        return list(dict.fromkeys(caution for part in self.evaluations for caution in part.cautions()))
 
     def models(self) -> set[str]:
         """Those of all parts: one may have an evaluator."""

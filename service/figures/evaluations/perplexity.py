@@ -22,7 +22,7 @@ from service.figures.picture import Picture
 def perplexity_pictures(result: PerplexityResult) -> Iterator[Picture]:
     """The curve by context length, then NLL by position."""
     yield perplexity_picture(result)
-    by_position = nll_by_position(result, result.methods, result.lengths[-1], result.documents)
+    by_position = nll_by_position(result)
     if by_position is not None:
         yield by_position
 

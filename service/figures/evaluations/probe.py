@@ -30,7 +30,7 @@ def probe_pictures(result: ProbeResult) -> Iterator[Picture]:
         yield attention_picture(result, length)
     if any(method.copying for method in result.methods):
         yield copying_picture(result)
-    by_position = nll_by_position(result, result.methods, result.lengths[-1], result.documents)
+    by_position = nll_by_position(result)
     if by_position is not None:
         yield by_position
 

@@ -113,7 +113,8 @@ def score_picture(result: DepthResult) -> Picture:
     scores = [(name_of(method, result), at) for method in result.methods for at in method.lengths]
     rows = rows_of(method=[name for name, _ in scores], length=[at.length for _, at in scores])
     rows = [row | at.row() for row, (_, at) in zip(rows, scores, strict=True)]
-    return Picture("retrieval-by-length", title, figure, rows, f"Over all depths. {INTERVALS}")
+    caption = " ".join([f"Over all depths. {INTERVALS}", *result.cautions()])
+    return Picture("retrieval-by-length", title, figure, rows, caption)
 
 
 def score_curve(name: str, scores: Sequence[LengthScore]) -> Curve:

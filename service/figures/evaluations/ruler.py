@@ -58,7 +58,7 @@ def score_picture(result: RulerResult) -> Picture:
         "Average over all tasks. A length is effective while the average there and at every shorter length is above "
         f"the threshold. {INTERVALS}"
     )
-    return Picture("ruler", title, figure, rows, caption)
+    return Picture("ruler", title, figure, rows, " ".join([caption, *result.cautions()]))
 
 
 def effective_length_picture(result: RulerResult) -> Picture:

@@ -45,6 +45,17 @@ class TestEvaluations:
                 assert error["param"] == "methods.1"
                 assert f"ranges.0.pe: {reason}" in error["message"]
 
+    def test_two_of_one_name_are_refused(self, served: tuple[str, FastAPI]) -> None:
+        """Tables and pictures have the label alone, and that of ``auto`` is one word whatever its ranges are."""
+        other = {"method": "auto", "ranges": [{"up_to": None, "pe": "yarn:8"}]}
+        for path, param in (("/perplexity", "methods.2"), ("/sweep", "methods")):
+            body = {"model": "tiny", "lengths": [64], "methods": ["auto", "yarn:4", other]}
+            error = refusal(served[0], path, **body)
+            assert error["param"] == param
+            assert "a second encoding of the name auto" in error["message"]
+        again = post(served[0], "/perplexity", **self.BODY | {"lengths": [64], "methods": [other, other]})
+        assert [method["label"] for method in again["methods"]] == ["auto"]
+
     def test_passkey(self, served: tuple[str, FastAPI]) -> None:
         body = {"model": "tiny", "lengths": [220, 250], "methods": ["auto", "yarn:4"], "depths": [0.5]}
         auto, fixed = post(served[0], "/passkey", **body)["methods"]
