@@ -61,12 +61,12 @@ def html_of(result: EvaluationResult, plotly: str | None = None, name: str | Non
 def _pictures(result: EvaluationResult) -> Iterable[Picture]:
     if isinstance(result, ComparisonResult):
         return comparison_pictures(result)
-    return EVALUATIONS[result.evaluation].pictures(result)
+    return chain(EVALUATIONS[result.evaluation].pictures(result), parameter_pictures(result))
 
 
 def _drawn(result: EvaluationResult) -> Iterator[Picture]:
     """One by one, scores by a parameter last; those of a partial result name its scope."""
-    for picture in chain(_pictures(result), parameter_pictures(result)):
+    for picture in _pictures(result):
         if scope := result.scope():
             note(picture.figure, scope)
         yield picture

@@ -33,7 +33,7 @@ COMPARABLE = tuple(evaluation.name for evaluation in IN_SWEEPS)
 
 FREE = {
     *("evaluation", "id", "model", "trained_length", "partial", "setup", "seconds", "links"),
-    *("lengths", "documents", "skipped", "methods"),
+    *("lengths", "documents", "skipped", "methods", "position_bin"),
 }
 """Fields in which results may differ, or that are compared by themselves."""
 
