@@ -14,8 +14,8 @@ from service.figures.picture import Picture
 
 LEAST = 3
 """Values of a parameter that make a picture."""
-DECADE = 10
-"""Ratio of the largest value to the least one from which on the axis is logarithmic."""
+WIDE = 4
+"""Ratio of the largest value to the least one from which on the axis is logarithmic: factors double."""
 MOST_LINES, MOST_TICKS = 10, 10
 MOST_PICTURES = 8
 """Of a result or a part of a sweep: a grid of values has many families."""
@@ -107,10 +107,10 @@ def _curve(scores: Scores, family: Family, length: int) -> Curve:
 
 
 def _axis(title: str, values: Sequence[float]) -> dict[str, Any]:
-    """Logarithmic over a decade or more; ``values`` ascend."""
+    """Logarithmic over a wide range; ``values`` ascend."""
     low, high = values[0], values[-1]
     ticks = spread(values, MOST_TICKS)
-    if low > 0 and high / low >= DECADE:
+    if low > 0 and high / low >= WIDE:
         margin = (high / low) ** 0.04
         return log_axis(f"{title}, logarithmic", low / margin, high * margin, ticks=ticks)
     margin = 0.04 * (high - low)
