@@ -27,6 +27,7 @@ FOLDERS = {
         "recommend_regret",
         "method_table",
         "recall_table",
+        "search_table",
         "quantization",
         "auto_mixture",
         "dynamic_consistency",

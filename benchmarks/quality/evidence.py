@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.paths import RECORDED, ROOT
-from benchmarks.quality import quantization
+from benchmarks.quality import quantization, search_table
 from benchmarks.quality.dynamic_consistency import LABELS
 from patches import label_of, parse
 from service.evaluation.formatting import percent, short_number
@@ -140,10 +140,40 @@ def _quantization_cost(numbers: Numbers) -> Iterator[list[str]]:
         yield [entry["scheme"], *(f"{ratio:.2f}" for ratio in ratios)]
 
 
-SOURCES = ("method_table", "dynamic_consistency", "recall_table", "quantization")
+def _search(numbers: Numbers) -> Iterator[list[str]]:
+    """Perplexity of each search at the small budget, and of the encodings beside it."""
+    others = [f"`{name}`" for name in search_table.OTHERS]
+    yield ["model", "length", "search", *others, "cos and sin", "`yarn` / search"]
+    for entry in numbers["search_table"]["searches"]:
+        if _budget(entry) == search_table.SMALL:
+            perplexity = map(short_number, search_table.perplexities(entry))
+            factor, ratio = f"{entry['attention_factor']:.3f}", search_table.ratio(entry["others"]["yarn"])
+            yield [entry["model"], f"{entry['times']}x", *perplexity, factor, ratio]
+
+
+def _search_budgets(numbers: Numbers) -> Iterator[list[str]]:
+    """Searches of one model and length at several budgets."""
+    searches = numbers["search_table"]["searches"]
+    last = searches[-1]
+    yield ["model", "population x generations", "candidates", "loss of the search", "perplexity", "`yarn` / search"]
+    for entry in searches:
+        if (entry["model"], entry["times"]) == (last["model"], last["times"]):
+            budget = " x ".join(map(str, _budget(entry)))
+            loss, perplexity = f"{entry['best'][-1]:.4f}", f"{entry['perplexity']:.2f}"
+            ratio = search_table.ratio(entry["others"]["yarn"])
+            yield [entry["model"], budget, str(entry["candidates"]), loss, perplexity, ratio]
+
+
+def _budget(entry: dict[str, Any]) -> search_table.Budget:
+    return search_table.Budget(entry["population"], entry["generations"])
+
+
+SOURCES = ("method_table", "dynamic_consistency", "recall_table", "quantization", "search_table")
 TABLES: dict[str, Callable[[Numbers], Iterator[list[str]]]] = {
     "consistency": _consistency,
     "recall": _recall,
+    "search": _search,
+    "search-budgets": _search_budgets,
     "quantization-perplexity": _quantization_perplexity,
     "quantization-cost": _quantization_cost,
 }

@@ -90,7 +90,7 @@ def test_recording_writes_pictures_and_numbers_beside_the_results(tmp_path: Path
     folder = tmp_path / "recorded"
     assert (folder / "first-x.png").read_bytes() == b"png"
     assert "![first-x](recorded/first-x.png)" in results.read_text(encoding="utf-8")
-    for other in ("dynamic_consistency", "recall_table", "quantization"):
+    for other in ("dynamic_consistency", "recall_table", "quantization", "search_table"):
         (folder / f"{other}.json").write_text("{}", encoding="utf-8")
     (folder / "first.json").rename(folder / "method_table.json")
     again = evidence.recorded(folder)["method_table"]
@@ -182,3 +182,20 @@ def test_words_about_fixed_factors_hold() -> None:
     (ntk,) = [entry for entry in model["methods"] if entry["method"] == "ntk" and entry["request"]["factor"] == 32]
     first, _, _, quarter, half = ntk["perplexity"]
     assert quarter < 1.1 * first < half
+
+
+def test_words_about_the_search_hold() -> None:
+    """At the small budget, two models surely beat YaRN with a factor of 1; larger budgets do on the third."""
+    searches = evidence.recorded()["search_table"]["searches"]
+    small = [entry for entry in searches if entry["population"] == 16]
+    beaten = [(entry["model"], entry["others"]["yarn"]["interval"][0] > 1) for entry in small]
+    assert beaten == [(model, model != "ropeway-demo") for model, _ in beaten]
+    assert all(entry["attention_factor"] == 1 for entry in small if entry["model"] != "ropeway-demo")
+    (doubtful,) = [entry for entry in small if (entry["model"], entry["times"]) == ("stories260K", 4)]
+    for name in ("ntk", "default"):
+        low, high = doubtful["others"][name]["interval"]
+        assert low < 1 < high
+    budgets = [entry for entry in searches if (entry["model"], entry["times"]) == ("ropeway-demo", 8)]
+    assert [entry["others"]["yarn"]["interval"][0] > 1 for entry in budgets] == [False, True, True]
+    perplexity = [entry["perplexity"] for entry in budgets]
+    assert perplexity == sorted(perplexity, reverse=True)
