@@ -16,7 +16,6 @@ from service.cli.shared.measuring import AsCsv, AsJson, PictureName, Plots, show
 from service.cli.shared.terminal import fail, printable, stdout
 
 if TYPE_CHECKING:
-    from service.evaluation.comparison.comparing import Named
     from service.evaluation.results import EvaluationResult
 
 JOB = re.compile("[0-9a-f]+")
@@ -33,7 +32,7 @@ def compare(  # noqa: PLR0913 - one argument per option
         str | None,
         typer.Option(
             metavar="METHOD",
-            help="Compare every method with this one.",
+            help="Compare every method with this one: yarn:4, or its name in the table.",
             show_default="that of the first result with the same label",
         ),
     ] = None,
@@ -45,15 +44,18 @@ def compare(  # noqa: PLR0913 - one argument per option
     server: Server = None,
 ) -> None:
     """Compare results of one evaluation: two models, a model before and after training, two number formats."""
-    from service.evaluation.comparison.comparing import NotComparable, compared
+    from service.evaluation.comparison.checks import NotComparable
+    from service.evaluation.comparison.comparing import compared
 
     check_outputs(plots, report, as_json=as_json, as_csv=as_csv)
     if picture_name is not None and not plots:
         raise typer.BadParameter("--picture needs --plot: it names the picture that --plot saves")
     try:
-        result = compared(_found(results, server), baseline)
+        found, names, given = _found(results, server)
+        result = compared(found, names, given=given, baseline=baseline)
     except NotComparable as error:
-        fail(str(error))
+        hint = ", as in NAME=RESULT" if error.field == "names" else ""
+        fail(f"--baseline: {error}" if error.field == "baseline" else f"{error}{hint}")
     show(result, as_json=as_json, as_csv=as_csv)
     if not (as_json or as_csv):
         for sentence in result.words():
@@ -66,20 +68,27 @@ def compare(  # noqa: PLR0913 - one argument per option
         save(path, picture(result, path, picture_name))
 
 
-def _found(arguments: Sequence[str], server: str | None) -> list[Named]:
-    """The results by name: those of files, and of jobs on the server."""
-    from service.evaluation.comparison.comparing import Named
+def _found(arguments: Sequence[str], server: str | None) -> tuple[list[EvaluationResult], list[str], bool]:
+    """The results of files and of jobs on the server, their names, and whether any name was given."""
+    parts = [_parts(argument) for argument in arguments]
+    results = [_of_file(place) if _is_file(place) else _of_job(place, server) for _, place in parts]
+    places = [Path(place).stem if _is_file(place) else place[:12] for _, place in parts]
+    if len(set(places)) < len(places):
+        places = [place for _, place in parts]
+    names = [name or place for (name, _), place in zip(parts, places, strict=True)]
+    return results, names, any(name for name, _ in parts)
 
-    found = []
-    for argument in arguments:
-        name, _, rest = argument.rpartition("=")
-        if Path(argument).exists():
-            name, rest = "", argument
-        if Path(rest).exists() or not JOB.fullmatch(rest):
-            found.append(Named(name or Path(rest).stem, _of_file(rest)))
-        else:
-            found.append(Named(name or rest[:12], _of_job(rest, server)))
-    return found
+
+def _parts(argument: str) -> tuple[str, str]:
+    """(name, file or job) of an argument. A file may have the sign of equality in its path."""
+    if Path(argument).exists() or "=" not in argument:
+        return "", argument
+    splits = [(argument[: at.start()], argument[at.end() :]) for at in re.finditer("=", argument)]
+    return next(((name, place) for name, place in splits if Path(place).exists()), splits[0])
+
+
+def _is_file(place: str) -> bool:
+    return Path(place).exists() or not JOB.fullmatch(place)
 
 
 def _of_file(file: str) -> EvaluationResult:

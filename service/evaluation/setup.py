@@ -29,6 +29,7 @@ class ModelSetup(Numerics):
     score_chunk: int | None = Field(description="`ROPEWAY_SCORE_CHUNK`; null is as many tokens as suit the device.")
     tokenizer: str = Field(description="SHA-256 of the tokenizer: vocabulary, rules, special tokens and chat template.")
     eos_token_ids: list[int] = Field(description="Tokens that end an answer.")
+    quantization: str | None = Field(None, description="Scheme of its weights; earlier results have none.")
 
 
 class Setup(BaseModel):
@@ -50,6 +51,7 @@ def setup_of(names: Iterable[str], models: ModelRegistry) -> Setup:
             score_chunk=served.score_chunk,
             tokenizer=served.tokenizer_hash,
             eos_token_ids=list(served.engine.eos_token_ids),
+            quantization=served.quantization and served.quantization.scheme,
         )
     return Setup(ropeway=version("ropeway"), code=code_version(), models=found)
 

@@ -15,10 +15,11 @@ FOUND = 0.5
 """Least share of retrieved samples that counts as found."""
 
 
-def best_method(result: EvaluationResult) -> list[str]:
-    """The best method at the longest length or distance, and those with an overlapping interval."""
+def best_method(result: EvaluationResult, longest: int | None = None) -> list[str]:
+    """The best method at ``longest``, and those with an overlapping interval. When absent, it is the longest length or
+    distance of any method."""
     scores = result.scores()
-    longest = max(length for by_length in scores.by_method for length in by_length)
+    longest = longest or max(length for by_length in scores.by_method for length in by_length)
     by_name = zip(result.names(), scores.by_method, strict=True)
     at = {name: by_length[longest] for name, by_length in by_name if longest in by_length}
     sign = 1 if scores.lower_is_better else -1

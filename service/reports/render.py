@@ -25,18 +25,21 @@ def file_of(form: str, evaluation: str, packed: bytes, job: str | None = None, o
 
 
 def comparison_of(
-    form: str, sources: Sequence[tuple[str, str, bytes]], baseline: str | None, options: PageOptions = PAGE
+    form: str,
+    sources: Sequence[tuple[str, bytes]],
+    names: Sequence[str],
+    given: bool,
+    baseline: str | None,
+    options: PageOptions = PAGE,
 ) -> Rendered:
-    """The comparison of results in a form of ``file_of``. Each is (its name, its evaluation, JSON under gzip)."""
-    from service.evaluation.comparison.comparing import Named, NotComparable, compared
+    """The comparison of results in a form of ``file_of``. Each is (its evaluation, JSON under gzip)."""
+    from service.evaluation.comparison.checks import NotComparable
+    from service.evaluation.comparison.comparing import compared
     from service.reports.forms import form_of
 
-    named = [
-        Named(name, result_type(evaluation).model_validate_json(gzip.decompress(packed)))
-        for name, evaluation, packed in sources
-    ]
+    results = [result_type(evaluation).model_validate_json(gzip.decompress(packed)) for evaluation, packed in sources]
     try:
-        return form_of(form, compared(named, baseline), None, options)
+        return form_of(form, compared(results, names, given=given, baseline=baseline), None, options)
     except NotComparable as error:
         return refused(error.field, str(error))
 

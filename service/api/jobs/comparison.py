@@ -31,14 +31,17 @@ Jobs = Annotated[
 ]
 Names = Annotated[
     str | None,
-    Query(max_length=1000, description="A name for each job, with commas between; the start of its id when absent."),
+    Query(
+        max_length=1000,
+        description="A name for each job, with commas between. When absent: its model, or the start of its id.",
+    ),
 ]
 Baseline = Annotated[
     str | None,
     Query(
         max_length=1000,
-        description="The method that all others are compared with. When absent, it is the method with the same label "
-        "in the first job.",
+        description="The method that all others are compared with: its name, label or short form. When absent, it is "
+        "the method with the same label in the first job.",
     ),
 ]
 
@@ -94,17 +97,18 @@ async def _file(
     ids = jobs.split(",")
     if not 2 <= len(ids) <= MOST:
         raise bad_request(f"jobs: must be 2 to {MOST} ids with commas between, and {len(ids)} are given", "jobs")
-    called = [job[:NAME_CHARS] for job in ids] if names is None else names.split(",")
-    if len(called) != len(ids) or not all(called):
-        raise bad_request(f"names: must be {len(ids)} names with commas between, one for each job", "names")
+    called = [job[:NAME_CHARS] for job in ids] if names is None else [name.strip() for name in names.split(",")]
+    if len(called) != len(ids) or not all(name and name.isprintable() for name in called):
+        why = f"must be {len(ids)} names in one line with commas between, one for each job"
+        raise bad_request(f"names: {why}; {len(called)} are given", "names")
     found = [await result_of(job, request) for job in ids]
-    sources = [(name, packed.evaluation, packed.data) for name, packed in zip(called, found, strict=True)]
+    sources = [(packed.evaluation, packed.data) for packed in found]
     workers: Workers = request.app.state.workers
     files: RenderedFiles = request.app.state.files
 
     async def make() -> Rendered:
-        return await workers.render(comparison_of, form, sources, baseline, options)
+        return await workers.render(comparison_of, form, sources, called, names is not None, baseline, options)
 
-    contents = tuple((name, packed.data[-8:]) for name, packed in zip(called, found, strict=True))
-    key = context.current().tenant, jobs, contents, form, baseline, options
+    contents = tuple(packed.data[-8:] for packed in found)
+    key = context.current().tenant, jobs, contents, form, names, baseline, options
     return file_response(await files.get(key, make), request)

@@ -42,7 +42,10 @@ class Change(BaseModel):
 
     value: float = Field(description="Of perplexities, the ratio to the partner's; of shares, the difference from it.")
     interval: Interval | None = Field(description="Null with too little text for one.")
-    verdict: Verdict = Field(description="`better` and `worse` are sure by the interval; `equal` is up to rounding.")
+    verdict: Verdict = Field(
+        description="`better` and `worse` are sure by the interval. Perplexities are `equal` up to rounding, shares on "
+        "each prompt."
+    )
 
 
 class ComparedLength(BaseModel):
@@ -83,6 +86,7 @@ class ComparisonResult(EvaluationResult):
     measure: str
     lower_is_better: bool
     sources: list[Source]
+    shared_lengths: list[int] = Field(description="The lengths that all results have.")
     documents: list[DocumentInfo]
     notes: list[str] = Field(description="Differences between the results that may explain differences of numbers.")
     methods: list[ComparedMethod]
@@ -98,7 +102,7 @@ class ComparisonResult(EvaluationResult):
         changes = [text for method in self.methods if (text := self._changed(method))]
         more = len(changes) - MOST_SENTENCES
         return [
-            *best_method(self),
+            *best_method(self, self.shared_lengths[-1]),
             *changes[:MOST_SENTENCES],
             *([f"{more} more pairs are in the table."] if more > 0 else []),
             *self.cautions(),
@@ -140,7 +144,8 @@ class ComparisonResult(EvaluationResult):
         if at is None or at.change is None:
             return ""
         change = at.change
-        by = {"equal": "equal", "unsure": "by the 95 % interval not surely different"}
+        equal = "equal" if self.lower_is_better else "equal on each prompt"
+        by = {"equal": equal, "unsure": "by the 95 % interval not surely different"}
         verdict = by.get(change.verdict, f"surely {change.verdict}")
         if self.lower_is_better:
             relation = f"has {self.text_of(change)} the {self.measure} of {method.partner}"

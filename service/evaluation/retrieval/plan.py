@@ -68,7 +68,8 @@ class DepthPlan(PromptsPlan):
         }
         if isinstance(request, PasskeyRequest):
             return PasskeyResult(**fields, digits=request.digits)
-        return NeedleResult(**fields, expected=request.expected)
+        asked = {"needle": request.needle, "question": request.question, "answer": answer_of(request)}
+        return NeedleResult(**fields, **asked, expected=request.expected)
 
     def _method(self, subject: Subject, by_length: dict[int, list[SampleResult]]) -> DepthMethod:
         cells = self.cells(by_length, self.depths, self.request.samples)
@@ -107,7 +108,7 @@ def needle_drafts(request: NeedleRequest, haystack: Haystack) -> list[Draft]:
     for index, string in enumerate(request.expected):
         if string.lower() in lower:
             raise InvalidEvaluation(f"expected.{index}", f"{string!r} is in the input without the needle")
-    answer = request.answer or _answer(request.needle, request.expected)
+    answer = answer_of(request)
     drafts = []
     for depth, sample, rng in _grid(request):
         start = _start(haystack, rng)
@@ -143,6 +144,11 @@ def _key(digits: int, rng: np.random.Generator, haystack: Haystack) -> str:
         if key not in haystack.text:
             return key
     raise InvalidEvaluation("digits", f"the input is full of numbers: {digits} digits are too few for a new one")
+
+
+def answer_of(request: NeedleRequest) -> str:
+    """The text whose likelihood after the question is measured."""
+    return request.answer or _answer(request.needle, request.expected)
 
 
 def _answer(needle: str, expected: Sequence[str]) -> str:

@@ -149,4 +149,7 @@ class NeedleResult(DepthResult):
     """``score`` is the share of the expected strings in the continuation."""
 
     evaluation: Literal["needle"] = "needle"
+    needle: str = Field("", description="The hidden text; results of earlier versions have none, as of the next two.")
+    question: str = ""
+    answer: str = Field("", description="The text whose likelihood after the question is measured.")
     expected: list[str]

@@ -9,7 +9,6 @@ from service.evaluation.comparison.results import (
     ComparedLength,
     ComparedMethod,
     ComparisonResult,
-    points_text,
     ratio_text,
 )
 from service.evaluation.formatting import listed, percent, short_number
@@ -22,7 +21,7 @@ from service.figures.looks import looks
 from service.figures.picture import Picture
 
 LEAST = 0.01
-"""Least room of the axis: smaller differences look as small as they are."""
+"""Least room of the axis of ratios, and of points: smaller differences look as small as they are."""
 
 
 def comparison_pictures(result: ComparisonResult) -> Iterator[Picture]:
@@ -47,7 +46,7 @@ def numbers_picture(result: ComparisonResult) -> Picture:
         y = share_axis(result.measure)
     leaves = beyond(known, y) if result.lower_is_better else ""
     figure, x = _figure(title, f"{_subtitle(result)}{leaves}", result)
-    figure.update_layout(xaxis=x, yaxis=y)
+    figure.update_layout(xaxis=x, yaxis=y, showlegend=True)
     add_curves(figure, curves, end=text, looks=looks(result.names()))
     better = "Lower" if result.lower_is_better else "Higher"
     caption = " ".join([f"{better} is better. {INTERVALS}", *result.cautions()])
@@ -58,18 +57,24 @@ def change_picture(result: ComparisonResult) -> Picture:
     """A line per method with a partner: the ratio to it, or the difference from it."""
     kind = "ratio" if result.lower_is_better else "difference"
     title = f"{result.scores().title} against {result.against()}"
-    text = ratio_text if result.lower_is_better else points_text
-    curves = [_change_curve(method, text) for method in result.methods if any(at.change for at in method.lengths)]
+    text, times = (ratio_text, 1) if result.lower_is_better else ("{:+.3g}".format, 100)
+    changed = [method for method in result.methods if any(at.change for at in method.lengths)]
+    curves = [_change_curve(method, text, times) for method in changed]
     figure, x = _figure(title, _subtitle(result), result)
     level = 1.0 if result.lower_is_better else 0.0
-    figure.update_layout(xaxis=x, yaxis=_change_axis(result, curves, level))
+    y = _change_axis(result, curves, level)
+    figure.update_layout(xaxis=x, yaxis=y, showlegend=True)
     figure.add_hline(y=level, line={"color": FAINT, "width": 1.2})
     add_curves(figure, curves, end=text, looks=looks(result.names()))
+    low, high = y["range"]
+    if any(min(curve.low or (low,)) < low or max(curve.high or (high,)) > high for curve in curves):
+        note(figure, "intervals leave the picture")
     side = "Below" if result.lower_is_better else "Above"
     caption = (
         f"{side} the line at {level:.0f} is better than {result.against()}. The intervals are of the {kind}: one that "
         "does not reach the line is sure."
     )
+    caption = " ".join([caption, *result.cautions()])
     return Picture("change", title, figure, result.rows(), caption)
 
 
@@ -86,7 +91,7 @@ def _figure(title: str, subtitle: str, result: ComparisonResult) -> tuple[Any, d
 
 
 def _subtitle(result: ComparisonResult) -> str:
-    return documents_text(result.documents) if result.documents else "the same prompts"
+    return documents_text(result.documents) if result.documents else f"samples of {result.compared}"
 
 
 def _curve(
@@ -106,13 +111,16 @@ def _curve(
     )
 
 
-def _change_curve(method: ComparedMethod, text: Callable[[float], str]) -> Curve:
+def _change_curve(method: ComparedMethod, text: Callable[[float], str], times: int) -> Curve:
+    """``times`` each change: shares are in points."""
     found = [(at, at.change) for at in method.lengths if at.change is not None]
     ends = [
-        (change.interval.low, change.interval.high) if change.interval else (change.value, change.value)
+        (times * change.interval.low, times * change.interval.high)
+        if change.interval
+        else (times * change.value, times * change.value)
         for _, change in found
     ]
-    return _curve(method, [at for at, _ in found], [change.value for _, change in found], ends, text)
+    return _curve(method, [at for at, _ in found], [times * change.value for _, change in found], ends, text)
 
 
 def _own(at: ComparedLength) -> Ends:
@@ -127,5 +135,6 @@ def _change_axis(result: ComparisonResult, curves: Sequence[Curve], level: float
     low = max(low - room / 2, min([low, *(end for curve in curves for end in curve.low or ())]))
     high = min(high + room / 2, max([high, *(end for curve in curves for end in curve.high or ())]))
     margin = 0.08 * (high - low)
-    word = "ratio of perplexities" if result.lower_is_better else "difference of shares"
-    return linear_axis(word, low - margin, high + margin)
+    if result.lower_is_better:
+        return linear_axis("ratio of perplexities", low - margin, high + margin)
+    return linear_axis("difference of shares, points", low - margin, high + margin)

@@ -46,11 +46,14 @@ def test_the_result_is_printed_as_json_and_csv(files: Path) -> None:
     ("arguments", "message"),
     [
         (["before.json"], "a comparison needs two results at least"),
-        (["before.json", "before.json"], "two results have the name 'before'"),
+        (
+            ["before.json", "before.json"],
+            "two results have the name 'before.json': give each its own, as in NAME=RESULT",
+        ),
         (["before.json", "none.json"], "none.json: No such file or directory"),
         (["before.json", "text.txt"], "text.txt: is no result of an evaluation"),
         (["before.json", "passkey.json"], "before is of perplexity, and passkey of passkey"),
-        (["before.json", "after.json", "--baseline", "nope"], "the baseline 'nope' is none of"),
+        (["before.json", "after.json", "--baseline", "nope"], "--baseline: 'nope' is none of"),
         (["before.json", "after.json", "--picture", "change"], "--picture needs --plot"),
     ],
 )
@@ -68,3 +71,12 @@ def test_jobs_of_a_server_are_compared(fake, files: Path) -> None:  # type: igno
     words = " ".join(succeeded("compare", "a" * 32, f"tuned={'b' * 32}", "--server", "http://x").split())
     assert "default (tuned) has 1.000" in words
     assert [request.url.path for request in asked] == [f"/jobs/{job}/results.json" for job in jobs]
+
+
+def test_names_and_places_may_have_the_sign_of_equality(files: Path) -> None:
+    for folder in ("a=1", "b=2"):
+        (files / folder).mkdir()
+        (files / folder / "result.json").write_text(perplexity().model_dump_json())
+    words = " ".join(succeeded("compare", "a=1/result.json", "lr=2=b=2/result.json").split())
+    assert "default (lr=2) has 1.000" in words or "default (lr) has 1.000" in words
+    assert "default (a=1/result.json)" in words

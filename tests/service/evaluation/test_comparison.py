@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from service.evaluation.comparison.comparing import Named, NotComparable, compared
+from service.evaluation.comparison import comparing
+from service.evaluation.comparison.checks import Named, NotComparable
 from service.evaluation.comparison.results import Change, ComparisonResult
 from service.evaluation.results import DocumentInfo, Interval, Partial
 from service.evaluation.retrieval.results import DepthMethod, DepthScore, LengthScore, PasskeyResult, SampleResult
@@ -25,6 +27,12 @@ TOKENS = 90_000
 BEFORE, AFTER = [3.0, 3.4, 2.8, 3.1, 3.7], [2.9, 3.35, 2.65, 3.02, 3.58]
 """Mean NLL of the documents under two models."""
 WORSE, OTHER = [3.1, 3.5, 2.9, 3.2, 3.79], [2.9, 3.6, 2.7, 3.3, 3.6]
+
+
+def compared(named: Sequence[Named], baseline: str | None = None, *, given: bool = True) -> ComparisonResult:
+    return comparing.compared(
+        [one.result for one in named], [one.name for one in named], given=given, baseline=baseline
+    )
 
 
 def change_of(result: ComparisonResult) -> tuple[Change, Interval]:
@@ -74,6 +82,14 @@ def passkey(name: str, found: list[float], **more: Any) -> Named:
     )
 
 
+def setup_of(tokenizer: str, dtype: str = "float32", quantization: str | None = None) -> Setup:
+    model = ModelSetup(
+        torch="2", transformers="5", device="cpu", hardware="x", dtype=dtype, threads=1, tensor_parallel=1, products=[],
+        fingerprint=dtype, score_chunk=None, tokenizer=tokenizer, eos_token_ids=[], quantization=quantization,
+    )  # fmt: skip
+    return Setup(ropeway="1", code="c" * 64, models={"tiny": model})
+
+
 class TestPerplexity:
     def test_the_ratio_and_its_interval_are_those_of_a_paired_t_test(self) -> None:
         result = compared([perplexity("a", {"default": BEFORE}), perplexity("b", {"default": AFTER})])
@@ -98,18 +114,18 @@ class TestPerplexity:
         result = compared([perplexity("a", curves, "base"), perplexity("b", {**curves, "alibi": AFTER}, "tuned")])
         partners = {method.name: method.partner for method in result.methods}
         assert partners == {
-            "default on base": None,
-            "yarn(factor=4) on base": None,
-            "default on tuned": "default on base",
-            "yarn(factor=4) on tuned": "yarn(factor=4) on base",
-            "alibi on tuned": None,
+            "default (a)": None,
+            "yarn(factor=4) (a)": None,
+            "default (b)": "default (a)",
+            "yarn(factor=4) (b)": "yarn(factor=4) (a)",
+            "alibi (b)": None,
         }
         assert result.model == "base and tuned"
 
     def test_a_baseline_is_the_partner_of_all_others(self) -> None:
         curves = {"default": BEFORE, "yarn(factor=4)": AFTER}
         named = [perplexity("a", curves), perplexity("b", curves)]
-        for baseline in ("yarn(factor=4) (b)", "yarn(factor=4)"):
+        for baseline in ("yarn(factor=4) (b)", "yarn(factor=4)", "yarn:4"):
             result = compared(named, baseline)
             of = baseline if baseline.endswith("(b)") else "yarn(factor=4) (a)"
             assert [method.partner for method in result.methods] == [
@@ -120,14 +136,29 @@ class TestPerplexity:
             compared(named, "nope")
         assert refused.value.field == "baseline"
 
-    def test_names_are_the_shortest_that_differ(self) -> None:
-        pairs = [
-            (({"default": BEFORE}, "m"), ({"alibi": AFTER}, "m"), ["default", "alibi"]),
-            (({"default": BEFORE}, "m"), ({"default": AFTER}, "n"), ["default on m", "default on n"]),
-            (({"default": BEFORE}, "m"), ({"default": AFTER}, "m"), ["default (a)", "default (b)"]),
-        ]
-        for first, second, names in pairs:
-            assert compared([perplexity("a", *first), perplexity("b", *second)]).names() == names
+    @pytest.mark.parametrize(
+        ("labels", "models", "given", "names"),
+        [
+            (("default", "alibi"), "mm", True, ["default", "alibi"]),
+            (("default", "default"), "mn", True, ["default (a)", "default (b)"]),
+            (("default", "default"), "mn", False, ["default (m)", "default (n)"]),
+            (("default", "default"), "mm", False, ["default (a)", "default (b)"]),
+        ],
+    )
+    def test_models_are_names_where_no_other_ones_are_given(
+        self, labels: Sequence[str], models: str, given: bool, names: list[str]
+    ) -> None:
+        means = zip("ab", labels, (BEFORE, AFTER), models, strict=True)
+        named = [perplexity(name, {label: mean}, model) for name, label, mean, model in means]
+        assert compared(named, given=given).names() == names
+
+    def test_the_best_is_that_at_a_length_that_all_have(self) -> None:
+        longer = perplexity("b", {"default": AFTER})
+        method = longer.result.methods[0]
+        method.lengths.append(method.lengths[0].model_copy(update={"length": 1024, "perplexity": 1.5}))  # type: ignore[attr-defined]
+        result = compared([perplexity("a", {"default": BEFORE}), longer])
+        assert result.shared_lengths == [512]
+        assert result.sentences()[0].startswith("At 512 tokens, default (b) is best")
 
     def test_the_answer_has_the_best_and_each_pair(self) -> None:
         result = compared([perplexity("a", {"default": BEFORE}), perplexity("b", {"default": AFTER})])
@@ -142,16 +173,16 @@ class TestPerplexity:
 
     def test_differences_beside_the_methods_are_named(self) -> None:
         named = [perplexity("a", {"default": BEFORE}), perplexity("b", {"default": AFTER})]
-        for (_, result), dtype in zip(named, ("float32", "bfloat16"), strict=True):
-            model = ModelSetup(
-                torch="2", transformers="5", device="cpu", hardware="x", dtype=dtype, threads=1, tensor_parallel=1,
-                products=[], fingerprint=dtype, score_chunk=None, tokenizer="t", eos_token_ids=[],
-            )  # fmt: skip
-            result.setup = Setup(ropeway="1", code="c" * 64, models={"tiny": model})
+        for (_, result), dtype, scheme in zip(named, ("float32", "bfloat16"), (None, "int8"), strict=True):
+            result.setup = setup_of("t", dtype, scheme)
+        named[0].result.trained_length = 128
         named[1].result.partial = Partial(units_done=1, units_total=2, missing={"alibi": 1})
         assert compared(named).cautions() == [
             "b is partial: 1 of 2 units are finished; missing: alibi (1).",
+            "The trained lengths are 128 tokens of a and 256 tokens of b.",
             "The dtype differs: float32 in a and bfloat16 in b.",
+            "The quantization differs: none in a and int8 in b.",
+            "The fingerprint of tiny differs: float32 in a and bfloat16 in b.",
         ]
 
 
@@ -187,8 +218,42 @@ class TestShares:
         with pytest.raises(NotComparable, match="seed is 0 in a and 1 in b"):
             compared([passkey("a", [1.0]), passkey("b", [1.0], seed=1)])
 
-    def test_a_bos_of_one_tokenizer_is_no_other_prompt(self) -> None:
-        assert compared([passkey("a", [1.0]), passkey("b", [1.0], bos=True)]).methods[1].lengths[0].change is not None
+    def test_prompts_of_another_tokenizer_are_not_the_same_ones(self) -> None:
+        """Their text fills the length in other tokens, so scores are not paired."""
+        same = compared([passkey("a", [1.0, 0.0] * 9), passkey("b", [1.0, 0.0] * 9)])
+        named = [passkey("a", [1.0, 0.0] * 9), passkey("b", [1.0, 0.0] * 9, bos=True)]
+        for name, result in named:
+            result.setup = setup_of(name)
+        other = compared(named)
+        (equal, paired), (unsure, alone) = change_of(same), change_of(other)
+        assert (equal.verdict, unsure.verdict) == ("equal", "unsure")
+        assert paired.low == pytest.approx(0, abs=1e-6)
+        assert paired.high == pytest.approx(0, abs=1e-6)
+        assert alone.low < -0.2
+        assert other.cautions() == ["The tokenizer of b is not that of a: prompts of one length have other texts."]
+
+    def test_equal_shares_of_other_prompts_are_not_equal(self) -> None:
+        change, interval = change_of(compared([passkey("a", [1.0, 0.0] * 4), passkey("b", [0.0, 1.0] * 4)]))
+        assert (change.value, change.verdict) == (0.0, "unsure")
+        assert interval.low < -0.4
+
+    @pytest.mark.parametrize(
+        ("fields", "why"),
+        [
+            ({"bos": True}, "bos is False in a and True in b"),
+            ({"documents": DOCUMENTS[:1]}, "document 1 is absent in a"),
+            ({"digits": 6}, "digits is 5 in a and 6 in b"),
+        ],
+    )
+    def test_prompts_of_one_tokenizer_must_agree(self, fields: dict[str, Any], why: str) -> None:
+        with pytest.raises(NotComparable, match=why):
+            compared([passkey("a", [1.0]), passkey("b", [1.0], **fields)])
+
+    def test_cautions_of_the_results_stay(self) -> None:
+        named = [Named(name, measured.long_perplexity()) for name in "ab"]
+        alone = named[0].result.cautions()
+        assert alone
+        assert compared(named).cautions() == alone
 
 
 class TestRefusals:
@@ -200,12 +265,12 @@ class TestRefusals:
         ("fields", "why"),
         [
             ({"protocol": "tail"}, "protocol is curve in a and tail in b"),
-            ({"parameters": {"tail": 9}}, r"parameters is {} in a and {'tail': 9} in b"),
+            ({"parameters": {"tail": 9}}, "parameters.tail is None in a and 9 in b"),
             (
                 {"documents": DOCUMENTS[:4]},
                 r"document 5 is text 4 \(100,000 tokens, hash 44444444\) in a and absent in b",
             ),
-            ({"documents": DOCUMENTS[::-1]}, "document 1 is text 0 .* one tokenizer alone"),
+            ({"documents": DOCUMENTS[::-1]}, "document 1 is text 0 .* in a and text 4 .* in b"),
         ],
     )
     def test_other_settings_and_documents_are_refused(self, fields: dict[str, Any], why: str) -> None:
