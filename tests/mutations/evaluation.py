@@ -22,6 +22,7 @@ COMPLETE = "tests/service/jobs/test_complete.py"
 FAILING = "tests/service/jobs/test_failing.py"
 PARAMETER = "tests/service/figures/test_parameter.py"
 POSITION = "tests/service/evaluation/perplexity/test_position.py"
+COMPARISON = "tests/service/evaluation/test_comparison.py"
 REACH = "tests/service/evaluation/test_reach.py"
 ADDRESS = "tests/service/jobs/test_address.py"
 
@@ -252,4 +253,12 @@ EVALUATION = [
              "if named.setdefault((subject.label, subject.model), subject) != subject:",
              "if named.setdefault((subject.label, subject.model, subject.method), subject) != subject:",
              ("tests/service/policy/test_auto_evaluations.py",)),
+    Mutation("prompts of two tokenizers are the same ones", "service/evaluation/comparison",
+             "same_prompts=have_one_tokenizer(result, partner.source.result)", "same_prompts=True", (COMPARISON,)),
+    Mutation("documents of a comparison are not compared", "service/evaluation/comparison",
+             "if a is None or b is None or not _is_the_same(a, b, over_tokens):", "if False:", (COMPARISON,)),
+    Mutation("a comparison forgets the cautions of its results", "service/evaluation/comparison",
+             "*_tokenizers(results), *_cautions(results)]", "*_tokenizers(results)]", (COMPARISON,)),
+    Mutation("a lower ratio is worse", "service/evaluation/comparison", '_verdict(interval, 1.0, "worse")',
+             '_verdict(interval, 1.0, "better")', (COMPARISON,)),
 ]  # fmt: skip
