@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import importlib
 import json
@@ -12,7 +11,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,8 @@ from service.jobs.database.opening import Database
 from service.settings import Settings
 from tests.forks.command import ropeway
 from tests.forks.process import Forked, forked
+from tests.service.waiting import until as until
+from tests.service.waiting import wait_for as wait_for
 
 LONG = [5, 6, 7]
 """A prompt that the tiny model goes on from for hundreds of tokens."""
@@ -123,21 +124,6 @@ def within_a_minute(seconds: float) -> None:
     left = 60 - time.time() % 60
     if left < seconds:
         time.sleep(left)
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 15) -> None:
-    began = time.monotonic()
-    while not condition():
-        waited = time.monotonic() - began
-        assert waited < seconds, "it did not happen"
-        time.sleep(min(0.01 + waited / 10, 0.05))  # a look at a server costs it milliseconds
-
-
-async def until(condition: Callable[[], object], seconds: float = 30) -> None:
-    """``wait_for`` beside other work of the event loop."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def idle(app: FastAPI) -> bool:

@@ -26,7 +26,7 @@ from service.sharing.admission import QueueFull
 from service.sharing.child import Child, ChildFailed
 from service.sharing.stopping import SLICE_S, Stopped, check_wanted, outside_python
 from service.sharing.workers import Workers
-from tests.service.serving import until
+from tests.service.waiting import until
 
 
 @pytest.fixture
