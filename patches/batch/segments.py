@@ -196,7 +196,10 @@ def _padded(position_ids: torch.Tensor, mask: torch.Tensor) -> list[tuple[int, i
         counts, alike = checked or (end > 0 or count == 0 or last == seen - 1 - begin, True)
         pad = begin if count else seen - 1
         if count and begin + count + end != seen:
-            raise ValueError("attention_mask: a row has zeros between its ones; padding is before a text or behind it")
+            raise ValueError(
+                "attention_mask: a row has zeros between its ones; padding is before a text or behind it. Pad on the "
+                "left for generate: padding_side='left'"
+            )
         if not counts:
             raise ValueError("position_ids must count from 0, one by one, at each row's first unpadded token")
         if not alike:

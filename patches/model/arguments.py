@@ -80,13 +80,35 @@ def has_several_texts(position_ids: torch.Tensor, padding_mask: torch.Tensor | N
 
 
 def _padding_mask(kwargs: Mapping[str, Any], new: int) -> torch.Tensor | None:
-    """Padding mask [rows, seen] of a call with ``new`` tokens; BLOOM's is as wide as a static cache."""
-    mask, past = kwargs.get("attention_mask"), kwargs.get("past_key_values")
-    if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
-        return None
-    if past is None or not getattr(past, "is_compileable", False):
+    """Padding mask [rows, seen] of a call with ``new`` tokens.
+
+    For a static cache, ``generate`` gives one mask per type of layer. Some are whole ones, as wide as the cache.
+
+    Raises:
+        ValueError: for masks of a static cache that have fewer columns than tokens were seen.
+    """
+    given, past = kwargs.get("attention_mask"), kwargs.get("past_key_values")
+    is_static = bool(getattr(past, "is_compileable", False))
+    every = list(given.values()) if isinstance(given, Mapping) else [given]
+    masks = [_by_key(mask) for mask in every if isinstance(mask, torch.Tensor) and mask.ndim in (2, *[4] * is_static)]
+    widest = max(masks, key=lambda mask: mask.shape[1], default=None)
+    if widest is None or past is None or not is_static:
+        return widest
+    seen = int(past.get_seq_length()) + new
+    if widest.shape[1] < seen:
+        raise ValueError(
+            f"attention_mask: {widest.shape[1]} columns do not show the padding of {seen} tokens; give a mask "
+            "[rows, tokens seen], or leave cache_implementation out"
+        )
+    return widest[:, :seen]
+
+
+def _by_key(mask: torch.Tensor) -> torch.Tensor:
+    """A padding mask [rows, keys], or what the last query sees by a whole one [rows, heads or 1, queries, keys]."""
+    if mask.ndim == 2:
         return mask
-    return mask[:, : int(past.get_seq_length()) + new]
+    last = mask[:, 0, -1]
+    return last if last.dtype == torch.bool else last == 0
 
 
 def logits_by_index(kwargs: Mapping[str, Any], positions: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -192,13 +192,14 @@ class Encodings:
         finally:
             self.slots.release(slot)
 
-    def recipes(self, chosen: int | torch.Tensor | None) -> frozenset[ResolvedRecipe]:
-        """The encodings of ``chosen``, as in ``encoded``; None is the model's own.
+    def recipes(self, chosen: int | torch.Tensor | None, rows: int) -> tuple[ResolvedRecipe, ...]:
+        """The encoding of each of ``rows`` by ``chosen``, as in ``encoded``; None is the model's own.
 
         Raises:
             ValueError: for an unknown number.
         """
-        return frozenset([self.slots[0]] if chosen is None else self._every(chosen))
+        every = [self.slots[0]] if chosen is None else self._every(chosen)
+        return tuple(every if isinstance(chosen, torch.Tensor) else every * rows)
 
     def _every(self, chosen: int | torch.Tensor) -> list[ResolvedRecipe]:
         return [self._known(number) for number in (chosen.tolist() if isinstance(chosen, torch.Tensor) else [chosen])]

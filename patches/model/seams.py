@@ -131,12 +131,13 @@ class Patched(Encodings, NotCopied):
         packed = self.carried.get("packed")
         chosen = kwargs.pop(KEYWORD, None)
         position_ids, padding_mask = inputs_of(kwargs)
-        encoding = partial(self._encoded, position_ids, chosen, len(tokens_of(kwargs)))
-        written = frozenset[ResolvedRecipe]()  # the encodings of a cache, none of several texts in a row
+        rows = len(tokens_of(kwargs))
+        encoding = partial(self._encoded, position_ids, chosen, rows)
+        written: tuple[ResolvedRecipe, ...] = ()  # by row of a cache, none of several texts in a row
         if packed is None and "position_ids" in kwargs and has_several_texts(position_ids, padding_mask):
             self._refuse_several_texts(kwargs.get("past_key_values"))
         elif packed is None:
-            written = self.recipes(chosen)
+            written = self.recipes(chosen, rows)
             refuse_other_keys(kwargs.get("past_key_values"), written)
         reopened = partial(self._reopened, encoding, padding_mask) if self._checkpoints else None
         with encoding() as encoded:

@@ -1,17 +1,22 @@
-"""The encodings under which the keys of a cache were written. The cache has them as an attribute, so copies do too."""
+"""The encodings under which the rows of a cache were written. The cache has them as an attribute, so copies do too."""
 
 from __future__ import annotations
 
-from collections.abc import Set
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
 
 from patches.encoding.recipe import ResolvedRecipe
 
 _ATTRIBUTE = "_position_encodings"
 
 
-def refuse_other_keys(cache: Any, encodings: Set[ResolvedRecipe]) -> None:
-    """Keys stay as they were written, so their encodings continue. A cache from elsewhere has no mark, and passes.
+def refuse_other_keys(cache: Any, encodings: tuple[ResolvedRecipe, ...]) -> None:
+    """Keys stay as they were written, so each row continues under its one of ``encodings``.
+
+    A cache from elsewhere has no mark, and passes. A cache whose rows were made fewer or more layer by layer has marks
+    of other rows. Then any of its encodings pass.
 
     Raises:
         ValueError: for a ``cache`` with keys of others than ``encodings``, or of several texts in a row.
@@ -23,18 +28,66 @@ def refuse_other_keys(cache: Any, encodings: Set[ResolvedRecipe]) -> None:
         delattr(cache, _ATTRIBUTE)
     elif not written:
         raise ValueError("past_key_values: rows of several texts take no more tokens")
-    elif not encodings <= written:
+    elif not set(encodings) <= set(written):
         raise ValueError(
             "past_key_values: its keys were written under another encoding; continue under the same one, or give an "
             "empty cache"
         )
+    elif len(encodings) == len(written):
+        row = next(row for row, pair in enumerate(zip(encodings, written, strict=True)) if pair[0] != pair[1])
+        raise ValueError(
+            f"past_key_values: the keys of row {row} were written under another encoding; continue rows as they began, "
+            "or give an empty cache"
+        )
 
 
-def mark(output: Any, encodings: Set[ResolvedRecipe]) -> None:
-    """Mark the cache in the ``output`` of a forward: its keys were written under ``encodings``; none of several texts
+def mark(output: Any, encodings: tuple[ResolvedRecipe, ...]) -> None:
+    """Mark the cache in the ``output`` of a forward: its rows were written under ``encodings``; none of several texts
     in a row."""
     cache = getattr(output, "past_key_values", None)
     if isinstance(output, tuple):
         cache = next((part for part in output if hasattr(part, "get_seq_length")), None)
     if cache is not None and not hasattr(cache, _ATTRIBUTE):
-        setattr(cache, _ATTRIBUTE, frozenset(encodings))
+        setattr(cache, _ATTRIBUTE, encodings)
+        if len(set(encodings)) > 1:
+            kind: Any = type(cache)  # mypy finds a class not hashable
+            cache.__class__ = _following(kind)
+
+
+class _Following:
+    """A cache of several encodings, whose marks follow its rows.
+
+    Methods on the instance would refer to it. Its keys would then remain in memory until a collection of garbage.
+    """
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        super().reorder_cache(beam_idx)  # type: ignore[misc]
+        self._choose(beam_idx)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        super().batch_select_indices(indices)  # type: ignore[misc]
+        self._choose(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)  # type: ignore[misc]
+        self._choose(torch.arange(len(getattr(self, _ATTRIBUTE, ()))).repeat_interleave(repeats))
+
+    def _choose(self, rows: torch.Tensor) -> None:
+        if written := getattr(self, _ATTRIBUTE, ()):
+            chosen = torch.arange(len(written))[torch.as_tensor(rows).cpu()].tolist()
+            setattr(self, _ATTRIBUTE, tuple(written[row] for row in chosen))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies and pickles, which find no class that was made here by its name."""
+        return _restored, (type(self).__mro__[2],), vars(self)
+
+
+@lru_cache
+def _following(kind: type) -> type:
+    """The class of a cache of ``kind`` that follows its rows."""
+    return kind if issubclass(kind, _Following) else type(kind.__name__, (_Following, kind), {})
+
+
+def _restored(kind: type) -> _Following:
+    made = cast(type[_Following], _following(kind))
+    return made.__new__(made)

@@ -15,6 +15,8 @@ SLOTS = "tests/patches/model/test_slots.py"
 TIDYING = "tests/patches/model/recorded/test_tidying.py"
 RECORDING = "tests/patches/model/recorded/test_recording.py"
 PADDING = "tests/patches/model/library/test_padding.py"
+CALLS = "tests/patches/model/library/test_calls.py"
+STATIC_CACHE = "tests/patches/model/library/test_static_cache.py"
 PARITY = "tests/patches/model/library/test_transformers_parity.py"
 CHOSEN_KEYS = "tests/patches/model/architectures/test_chosen_keys.py"
 
@@ -23,6 +25,14 @@ MODELS = [
              ("tests/service/models/text/test_schema_numbers.py",)),
     Mutation("a gap in a mask is ignored", "patches", "if count and begin + count + end != seen:", "if False:",
              (f"{PADDING}::test_a_gap_in_a_mask_is_refused",)),
+    Mutation("masks by type of layer have no padding", "patches", "if isinstance(given, Mapping) else", "if False else",
+             (f"{STATIC_CACHE}::test_a_static_cache_of_padded_rows[qwen3]",)),
+    Mutation("whole masks of a static cache have no padding", "patches", "mask.ndim in (2, *[4] * is_static)",
+             "mask.ndim == 2", (f"{STATIC_CACHE}::test_a_static_cache_of_layers_that_choose_keys[deepseek_v32]",)),
+    Mutation("rows of a cache change their encodings", "patches", "elif len(encodings) == len(written):", "elif False:",
+             (f"{CALLS}::test_each_row_of_a_cache_continues_under_its_own_encoding",)),
+    Mutation("encodings of a cache stay when its rows move", "patches", "if written := getattr(self, _ATTRIBUTE, ()):",
+             "if False:", (f"{CALLS}::test_encodings_of_a_cache_follow_its_rows",)),
     Mutation("positions between the ends are not read", "patches", "(position_ids.diff() == 1).all(1)",
              "(position_ids[:, :1] >= 0).all(1)", (f"{PADDING}::test_every_position_of_a_text_is_checked",)),
     Mutation("a forward without an encoding has the trained length", "patches", "if length <= own.length:", "if True:",

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
+import pickle
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -71,6 +75,66 @@ def test_rows_of_a_cache_may_be_fewer(patch: Patched) -> None:
         result = patch.model(tokens[1:, -2:], past_key_values=cache, **patch.encoding("alibi")).logits
         expected = patch.model(tokens[1:], **patch.encoding("alibi")).logits[:, -2:]
     assert relative(result, expected) < TOLERANCE
+
+
+@torch.no_grad()
+def test_each_row_of_a_cache_continues_under_its_own_encoding(patch: Patched) -> None:
+    tokens, encodings = tiny_tokens(2, 40), ["yarn:4", "default"]
+    expected = patch.model(tokens, **patch.encoding(encodings)).logits[:, -2:]
+    cache = patch.model(tokens[:, :-2], **patch.encoding(encodings)).past_key_values
+    refused = (patch.encoding(encodings[::-1]), patch.encoding("yarn:4"), patch.encoding("default"), {})
+    for other, row in zip(refused, (0, 1, 0, 0), strict=True):
+        with pytest.raises(ValueError, match=f"past_key_values: the keys of row {row} were written under another"):
+            patch.model(tokens[:, -2:], past_key_values=cache, **other)
+    result = patch.model(tokens[:, -2:], past_key_values=cache, **patch.encoding(encodings)).logits
+    assert relative(result, expected) < TOLERANCE
+
+
+CHANGES: dict[str, tuple[Callable[[DynamicCache], object], list[int]]] = {
+    "reordered": (lambda cache: cache.reorder_cache(torch.tensor([1, 0])), [1, 0]),
+    "selected": (lambda cache: cache.batch_select_indices(torch.tensor([1, 1, 0])), [1, 1, 0]),
+    "repeated": (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1]),
+}
+COPIES: dict[str, Callable[[DynamicCache], DynamicCache]] = {
+    "itself": lambda cache: cache,
+    "copied": copy.deepcopy,
+    "pickled": lambda cache: pickle.loads(pickle.dumps(cache)),
+}
+
+
+@pytest.mark.parametrize("copied", COPIES)
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_encodings_of_a_cache_follow_its_rows(change: str, copied: str, patch: Patched) -> None:
+    tokens, encodings = tiny_tokens(2, 40), ["yarn:4", "alibi"]
+    expected = patch.model(tokens, **patch.encoding(encodings)).logits[:, -2:]
+    original = patch.model(tokens[:, :-2], **patch.encoding(encodings)).past_key_values
+    cache = COPIES[copied](original)
+    assert isinstance(cache, DynamicCache)
+    apply, rows = CHANGES[change]
+    apply(cache)
+    wrong = patch.encoding([encodings[row] for row in (*rows[1:], rows[0])])
+    with pytest.raises(ValueError, match="past_key_values: the keys of row"):
+        patch.model(tokens[rows, -2:], past_key_values=cache, **wrong)
+    own = patch.encoding([encodings[row] for row in rows])
+    result = patch.model(tokens[rows, -2:], past_key_values=cache, **own).logits
+    assert relative(result, expected[rows]) < TOLERANCE
+    if copied != "itself":
+        again = patch.model(tokens[:, -2:], past_key_values=original, **patch.encoding(encodings)).logits
+        assert relative(again, expected) < TOLERANCE, "a copy has marks of its own"
+
+
+@torch.no_grad()
+def test_a_cache_of_several_encodings_is_freed_at_once(patch: Patched) -> None:
+    """Without a collection of garbage, which comes too late for a GPU."""
+    cache = patch.model(tiny_tokens(2, 9), **patch.encoding(["yarn:4", "alibi"])).past_key_values
+    seen = weakref.ref(cache)
+    gc.disable()
+    try:
+        del cache
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mpt"])

@@ -170,18 +170,6 @@ def test_other_ways_give_the_same_tokens(options: dict[str, Any], encoding: str,
     assert torch.equal(result, expected)
 
 
-@pytest.mark.parametrize("family", ["llama", "gptj", "falcon", "bloom"])
-def test_a_static_cache_of_padded_rows(family: str) -> None:
-    """transformers makes its mask before the forward, also for models whose attention does not dispatch by name."""
-    ids, mask, _ = left_padded(prompts())
-    with patched(tiny_model(family)[1]) as patch:
-        chosen = patch.encoding(OTHER.get(family, ROTARY))
-        expected, logits = greedy(patch.model, ids, attention_mask=mask, **chosen)
-        result, steps = greedy(patch.model, ids, attention_mask=mask, cache_implementation="static", **chosen)
-        assert torch.equal(result, expected)
-        assert relative(steps, logits) < TOLERANCE
-
-
 def test_a_conversation_continues_in_its_cache(patch: Patched) -> None:
     tokens, cache = tiny_tokens(1, 70), DynamicCache(config=patch.model.config)
     chosen = patch.encoding("self_extend")
