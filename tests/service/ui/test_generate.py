@@ -140,7 +140,7 @@ DOUBLE_CLICK_MS = 550
 def test_stop(tiny: tuple[str, FastAPI], visits: Visits) -> None:
     url, app = tiny
     page = visits.open(url)
-    page.get_by_label("Most new tokens").fill("400")
+    page.get_by_label("Most new tokens").fill("1500")
     page.get_by_role("button", name="Generate").click()
     expect(page.locator(".text span").nth(3)).to_be_visible()
     page.wait_for_timeout(DOUBLE_CLICK_MS)
