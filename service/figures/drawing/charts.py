@@ -136,7 +136,7 @@ def mark_trained_height(
     x, y = figure.layout.shapes[-1].xref, figure.layout.shapes[-1].yref
     figure.add_hrect(y0=trained_length, y1=end, **SHADE, **panel)
     side = {"x": 1, "xanchor": "right", "xshift": -4} if right else {"x": 0, "xanchor": "left", "xshift": 4}
-    side |= {"yanchor": "top", "yshift": -2} if below else {"yanchor": "bottom", "yshift": 2}
+    side |= {"yanchor": "top", "yshift": -5} if below else {"yanchor": "bottom", "yshift": 2}
     figure.add_annotation(xref=x, y=at, yref=y, text=f"trained length {trained_length:,}", **side, **NOTE)
 
 
