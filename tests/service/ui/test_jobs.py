@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from service.api.jobs.comparison import MOST
-from service.evaluation.comparison.comparing import COMPARABLE
+from service.evaluation.comparison.checks import COMPARABLE
 from tests.conftest import ROOT
 from tests.service.serving import wait_for
 from tests.service.ui.conftest import Visits, playwright
