@@ -63,6 +63,7 @@ class JobInfo(BaseModel):
     )
     tokens_total: int
     tokens_done: int = 0
+    tokens_reused: int = Field(0, description="Tokens of the units in `units_reused`: `seconds` has no time of theirs.")
     seconds: float = 0.0
     seconds_left: float | None = Field(None, description="Absent until tokens were read, and after the end.")
     error: JobError | None = None

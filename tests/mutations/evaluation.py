@@ -29,6 +29,12 @@ ADDRESS = "tests/service/jobs/test_address.py"
 EVALUATION = [
     Mutation("one method alone is the best", "service", "if method.rank == 1] if len(methods) > 1 else []",
              "if method.rank == 1]", (f"{SWEEPS}/test_answer.py",)),
+    Mutation("long texts beside names of bars", "service/figures", "lines = 1 if CHAR * longest <= NARROW",
+             "lines = 1 if longest <= NARROW", ("tests/service/figures/test_web.py",)),
+    Mutation("code in a sentence that is not escaped", "service/figures", ".format(part) for at, part in",
+             ".format(Markup(part)) for at, part in", ("tests/service/figures/test_web.py",)),
+    Mutation("reused tokens of no job", "service/jobs", '"tokens_total", "tokens_reused"),',
+             '"tokens_total"),', (QUEUE,)),
     Mutation("prompts of another plan", "service/jobs", "if dict(enumerate(whole.keys)).items() >= job.",
              "if {} != job.", ("tests/service/jobs/test_prompts.py",)),
     Mutation("a sure failure is called open", "service/evaluation", "if not method.sure and (found := ",

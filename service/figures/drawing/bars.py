@@ -18,6 +18,8 @@ WHISKER = {"#000000": "#7f7f7f"}
 """Colours of whiskers by those of bars, on which they lie in part; ink on the others."""
 ROW = 34
 """Pixels from one bar to the next."""
+WIDTH = 0.62
+"""Of a bar, as a share of its row."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def add_bars(figure: go.Figure, bars: Sequence[Bar], axis: dict[str, Any]) -> No
             x=[bar.value],
             y=[index],
             orientation="h",
-            width=0.62,
+            width=WIDTH,
             name=name,
             hovertemplate=f"{name}: {html.escape(bar.text)}<extra></extra>",
             marker={

@@ -124,17 +124,20 @@ def mark_trained(
 
 
 def mark_trained_height(
-    figure: go.Figure, trained_length: int, axis: dict[str, Any], *, right: bool, **panel: int
+    figure: go.Figure, trained_length: int, axis: dict[str, Any], *, right: bool, below: bool, **panel: int
 ) -> None:
-    """Draw a dashed line at the trained length on the y axis ``axis``, with its name, and a shade above it."""
+    """Draw a dashed line at the trained length on the y axis ``axis``, with its name, and a shade above it.
+
+    The name is at one end of the line, on the side without curves.
+    """
     logarithmic, (_, high) = axis.get("type") == "log", axis["range"]
     at, end = (math.log10(trained_length), 10.0**high) if logarithmic else (trained_length, high)
     figure.add_hline(y=trained_length, line=MARK, **panel)
     x, y = figure.layout.shapes[-1].xref, figure.layout.shapes[-1].yref
     figure.add_hrect(y0=trained_length, y1=end, **SHADE, **panel)
     side = {"x": 1, "xanchor": "right", "xshift": -4} if right else {"x": 0, "xanchor": "left", "xshift": 4}
-    name = f"trained length {trained_length:,}"
-    figure.add_annotation(xref=x, y=at, yref=y, yanchor="bottom", yshift=2, text=name, **side, **NOTE)
+    side |= {"yanchor": "top", "yshift": -5} if below else {"yanchor": "bottom", "yshift": 2}
+    figure.add_annotation(xref=x, y=at, yref=y, text=f"trained length {trained_length:,}", **side, **NOTE)
 
 
 def error_bars(

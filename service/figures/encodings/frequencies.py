@@ -80,7 +80,7 @@ def wavelengths_figure(
     figure.update_layout(xaxis=linear_axis("rotary pair, fastest first", -0.5, len(index) - 0.5), yaxis=y)
     figure.add_scatter(x=index, y=plain, mode="lines", line=PLAIN, name="before", showlegend=True)
     add_curves(figure, curves, looks=looks)
-    mark_trained_height(figure, trained_length, y, right=False)
+    _mark_trained(figure, [plain, *(curve.y for curve in curves)], trained_length, y)
     return figure
 
 
@@ -95,6 +95,16 @@ def _changed(pairs: Pairs) -> bool:
 Wavelengths = Sequence[float | None]
 
 
+def _mark_trained(
+    figure: go.Figure, curves: Sequence[Wavelengths], trained_length: int, axis: dict[str, Any], **panel: int
+) -> None:
+    """Name the trained length where no curve is. Curves are below it at the left, and above it at the right."""
+    pairs = len(curves[0])
+    above = [next((at for at, value in enumerate(y) if value and value > trained_length), pairs) for y in curves]
+    is_early = 2 * min(above) < pairs
+    mark_trained_height(figure, trained_length, axis, right=is_early, below=is_early, **panel)
+
+
 def _add_wavelengths(
     figure: go.Figure, index: list[int], before: Wavelengths, after: Wavelengths, trained_length: int
 ) -> None:
@@ -104,7 +114,7 @@ def _add_wavelengths(
     known = [value for value in (*before, *after, float(trained_length)) if value is not None]
     y = log_axis("wavelength, tokens", min(known) / 1.5, max(known) * 1.5)
     figure.update_yaxes(**y, row=1, col=1)
-    mark_trained_height(figure, trained_length, y, right=False, row=1, col=1)
+    _mark_trained(figure, [before, after], trained_length, y, row=1, col=1)
     still = sum(value is None for value in after)
     if 0 < still < len(index):
         note(figure, f"{still} of {len(index)} pairs do not rotate")

@@ -65,7 +65,7 @@ def add_last_token(figure: go.Figure, recipe: Recipe, length: int, trained_lengt
     y = linear_axis("effective distance, tokens", 0, top)
     figure.update_xaxes(**linear_axis("distance between tokens", 0, 1.03 * length), **panel)
     figure.update_yaxes(**y, **panel)
-    mark_trained_height(figure, trained_length, y, right=True, **panel)
+    mark_trained_height(figure, trained_length, y, right=True, below=False, **panel)
 
 
 def different_columns(distance: torch.Tensor) -> list[torch.Tensor]:
@@ -157,7 +157,7 @@ def absolute_figure(recipe: Recipe, length: int, trained_length: int, title: str
     names = [f"weight {weight:.3g}" for weight in weights[-1]]
     columns = [values_of(column) for column in read.T]
     add_curves(figure, [Curve(name, tokens.tolist(), y) for name, y in zip(names, columns, strict=True)])
-    mark_trained_height(figure, trained_length, y, right=True)
+    mark_trained_height(figure, trained_length, y, right=True, below=False)
     if length == trained_length:
         figure.add_vrect(x0=length, x1=end, fillcolor="#000000", opacity=0.06, line_width=0, layer="below")
         figure.add_annotation(x=1.5 * length, y=trained_length / 2, text="refused", **NOTE)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 import plotly.graph_objects as go
 
-from service.figures.drawing.charts import GAP, LINE
+from service.figures.drawing.bars import WIDTH as BAR_WIDTH
+from service.figures.drawing.charts import CHAR, GAP, LINE
 
 NARROW = 340
 """Width of a figure on a telephone, pixels."""
@@ -18,8 +20,11 @@ LEFT, RIGHT = 56, 12
 COLOUR_BAR = 72
 BARS_TOP = 24
 """Height saved above bars, which have no text there, pixels."""
-BAR_ROW = 60
-"""Pixels from one bar to the next, with the name and the text above each bar."""
+BAR_ROWS = {1: 60, 2: 86}
+"""Pixels from one bar to the next, by the lines of text above each. Of two, the first is the name."""
+
+TEXT_LINE = 16
+"""Height of a line of a text above a bar, pixels."""
 
 Layout = dict[str, Any]
 
@@ -47,7 +52,7 @@ def narrow(figure: go.Figure) -> Layout:
     _stack(figure, layout)
     names = [trace.name for trace in figure.data if _in_legend(trace)]
     below = 0
-    if len(names) > 1 or layout.get("showlegend"):
+    if len(names) > 1 or layout.get("showlegend") or any(trace.showlegend for trace in figure.data):
         below = _legend_below(layout, names)
     elif "coloraxis" in layout and any(trace.type == "heatmap" for trace in figure.data):
         below = COLOUR_BAR
@@ -89,18 +94,18 @@ def _stack(figure: go.Figure, layout: Layout) -> None:
     axes = [(layout[f"xaxis{x[1:]}"], layout[f"yaxis{y[1:]}"]) for x, y in panels]
     inner = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
     heights = [inner * (y["domain"][1] - y["domain"][0]) for _, y in axes]
-    whole = sum(heights) + GAP * (len(panels) - 1)
     titles = {(round(note["x"], 6), round(note["y"], 6)): note for note in layout.get("annotations", ())}
     _share_titles([x for x, _ in axes], everywhere=False)
     _share_titles([y for _, y in axes], everywhere=True)
-    top = whole
-    for (x, y), height in zip(axes, heights, strict=True):
+    gaps = [GAP + LINE * bool(x.get("title", {}).get("text")) for x, _ in axes[:-1]] + [0]
+    top = whole = sum(heights) + sum(gaps)
+    for (x, y), height, gap in zip(axes, heights, gaps, strict=True):
         title = titles.get((round(sum(x["domain"]) / 2, 6), round(y["domain"][1], 6)))
         if title is not None:
             title |= {"x": 0, "xanchor": "left", "y": top / whole}
         x["domain"] = [0.0, 1.0]
         y |= {"domain": [(top - height) / whole, top / whole], "showticklabels": True}
-        top -= height + GAP
+        top -= height + gap
     layout["height"] += round(whole - inner)
 
 
@@ -115,12 +120,16 @@ def _share_titles(axes: list[Layout], *, everywhere: bool) -> None:
 
 
 def _names_above_bars(figure: go.Figure, layout: Layout) -> None:
-    """Put names and texts above the bars, which then have the full width."""
+    """Put names and texts above the bars, which then have the full width. Long ones take two lines."""
     names = layout["yaxis"]["ticktext"]
     layout["yaxis"] |= {"showticklabels": False, "ticktext": list(names)}
-    for note in layout["annotations"]:
-        if note.get("yref") == "y" and note.get("xref") == "paper":
-            text = f"<b>{names[note['y']]}</b>  {note['text']}"
-            note |= {"x": 0, "xshift": 0, "yshift": 0.44 * BAR_ROW, "text": text}
-    layout["margin"] |= {"l": RIGHT, "t": layout["margin"]["t"] + BARS_TOP}
-    layout["height"] = layout["margin"]["t"] + layout["margin"]["b"] + BAR_ROW * len(names)
+    notes = [note for note in layout["annotations"] if note.get("yref") == "y" and note.get("xref") == "paper"]
+    longest = max((len(html.unescape(f"{names[note['y']]}  {note['text']}")) for note in notes), default=0)
+    lines = 1 if CHAR * longest <= NARROW - 2 * RIGHT else 2
+    row = BAR_ROWS[lines]
+    for note in notes:
+        text = f"<b>{names[note['y']]}</b>{'  ' if lines == 1 else '<br>'}{note['text']}"
+        above = (BAR_WIDTH * row + lines * TEXT_LINE) / 2
+        note |= {"x": 0, "xshift": 0, "yshift": above, "align": "left", "text": text}
+    layout["margin"] |= {"l": RIGHT, "t": layout["margin"]["t"] + BARS_TOP * lines}
+    layout["height"] = layout["margin"]["t"] + layout["margin"]["b"] + row * len(names)

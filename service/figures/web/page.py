@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
@@ -22,6 +23,8 @@ PLOTLY_PATH = f"/static/plotly-{get_plotlyjs_version()}.min.js"
 """The server's path of Plotly's script. Each version has its path, so clients may cache it for ever."""
 PLOTLY_FROM_A_PAGE = f"../..{PLOTLY_PATH}"
 """The relative path from a page two levels deep: it works behind any prefix of a proxy."""
+CODE = re.compile(r"`([^`]+)`")
+"""As on the page of the server: `prose.tsx`."""
 
 
 def plot_page(picture: Picture, plotly: str | None = None) -> str:
@@ -90,8 +93,16 @@ def css() -> Markup:
 def template(package: str, name: str) -> Template:
     """A page of ``package``; values are escaped unless they are markup."""
     text = files(package).joinpath(name).read_text(encoding="utf-8")
-    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
-        text
+    pages = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    pages.filters["with_code"] = with_code
+    return pages.from_string(text)
+
+
+def with_code(text: str) -> Markup:
+    """A sentence with its parts between backticks as code; everything in it is escaped."""
+    parts = CODE.split(text)
+    return Markup("").join(
+        Markup("<code>{0}</code>" if at % 2 else "{0}").format(part) for at, part in enumerate(parts)
     )
 
 

@@ -35,7 +35,7 @@ ID = re.compile(r"[0-9a-f]{32}")
 
 SHOWN = (
     *("id", "evaluation", "model", "state", "created_at", "queued_at", "started_at", "finished_at", "error"),
-    *("units_total", "units_done", "units_reused", "tokens_total"),
+    *("units_total", "units_done", "units_reused", "tokens_total", "tokens_reused"),
 )
 """Columns that ``JobInfo`` has as they are."""
 

@@ -133,6 +133,7 @@ REST: dict[str, dict[str, Any]] = {
 BY_CHANCE = {
     *(f"/{name}/{{result_id}}" for name in EVALUATIONS),
     "/jobs/{job_id}",
+    "/comparisons/{jobs}",
     *("/methods/{name}", "/policies", "/v1/models/{model_id}", "/tokenizer_info", "/detokenize"),
 }
 """Starts of paths where a drawn name, id or token hardly ever is one that exists."""

@@ -83,7 +83,8 @@ class TestEveryEvaluation:
     @pytest.mark.parametrize("evaluation", EVERY)
     def test_begins_with_the_answer(self, evaluation: str) -> None:
         paragraphs = re.findall(r"<p>(.*?)</p>", report(evaluation).partition("</header>")[0])
-        assert [html.unescape(text) for text in paragraphs] == EVERY[evaluation]().words()
+        written = [html.unescape(re.sub("</?code>", "`", text)) for text in paragraphs]
+        assert written == EVERY[evaluation]().words()
 
     @pytest.mark.parametrize("evaluation", EVERY)
     def test_loads_nothing(self, evaluation: str) -> None:

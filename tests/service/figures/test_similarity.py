@@ -152,6 +152,12 @@ def test_wavelengths_before_and_after() -> None:
     assert set(still.y) == {None}
 
 
+@pytest.mark.parametrize(("trained", "corner"), [(20, ("right", "top")), (10_000, ("left", "bottom"))])
+def test_the_name_of_the_trained_length_is_where_no_curve_is(trained: int, corner: tuple[str, str]) -> None:
+    (name,) = wavelengths_figure(plain().inv_freq, {}, trained).layout.annotations
+    assert (name.xanchor, name.yanchor) == corner
+
+
 def test_one_key_among_many() -> None:
     none, drope = sample("none").resolved, sample("drope").resolved
     assert focus(none, 6.0, torch.tensor([64]))[0] == pytest.approx(math.exp(6) / (math.exp(6) + 63))

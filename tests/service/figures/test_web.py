@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
+from patches import parse
 from service.figures import pictures_of
-from service.figures.drawing.charts import LINE
+from service.figures.drawing.bars import WIDTH
+from service.figures.drawing.charts import CHAR, GAP, LINE
 from service.figures.drawing.style import COLOURS, DARK, FAINT, GRID, INK, PAPER
-from service.figures.web.layouts import NARROW, narrow, wide
-from service.figures.web.page import PLOTLY_FROM_A_PAGE, plot_page
+from service.figures.encodings.positions import distance_figure
+from service.figures.encodings.samples import GEOMETRY, TRAINED
+from service.figures.web.layouts import BAR_ROWS, NARROW, TEXT_LINE, narrow, wide
+from service.figures.web.page import PLOTLY_FROM_A_PAGE, plot_page, with_code
 from tests.service.figures import examples
 from tests.service.figures.examples import EVERY, figures_of, pictures
 
@@ -62,7 +66,7 @@ class TestLayouts:
         for picture in pictures(evaluation):
             side, below = wide(picture.figure)["legend"], narrow(picture.figure)["legend"]
             assert (side["x"], side["xanchor"]) == (1.01, "left")
-            if sum(trace.type == "scatter" and trace.showlegend is not False for trace in picture.figure.data) > 1:
+            if any(trace.type == "scatter" and trace.showlegend for trace in picture.figure.data):
                 assert (below["orientation"], below["yref"], below["yanchor"]) == ("h", "container", "bottom")
                 assert narrow(picture.figure)["margin"]["b"] > wide(picture.figure)["margin"]["b"]
 
@@ -75,6 +79,29 @@ class TestNarrow:
         beside = [note for note in layout["annotations"] if note.get("yref") == "y"]
         assert beside[0]["text"] == "<b>★ yarn(factor=8)</b>  7.530, not enough?"
         assert all((note["x"], note["xanchor"]) == (0, "left") for note in beside)
+
+    def test_a_text_that_is_too_long_is_below_the_name(self) -> None:
+        names = ["default", "self_extend(group_size=4, neighbor_window=64)"]
+        layout = narrow(pictures_of(EVERY["sweep"](names))[0].figure)
+        beside = next(note for note in layout["annotations"] if "self_extend" in note["text"])
+        assert beside["text"].startswith("<b>")
+        first, second = beside["text"].split("</b><br>")
+        assert CHAR * max(len(first) - len("<b>"), len(second)) <= NARROW
+        row, bar = BAR_ROWS[2], WIDTH * BAR_ROWS[2]
+        assert beside["yshift"] - 2 * TEXT_LINE / 2 >= bar / 2 - 0.01, "above its own bar"
+        assert beside["yshift"] + 2 * TEXT_LINE / 2 <= row - bar / 2 + 0.01, "and below the one before"
+
+    def test_a_title_of_an_axis_is_above_the_next_panel(self) -> None:
+        recipe = parse({"method": "rerope", "window": 16}).recipe(GEOMETRY)
+        layout = narrow(distance_figure(recipe, 64, TRAINED, "rerope"))
+        inner = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
+        first, second = (layout[f"yaxis{number}"]["domain"] for number in ("", 2))
+        assert layout["xaxis"]["title"]["text"] == "key"
+        assert inner * (first[0] - second[1]) == pytest.approx(GAP + LINE, abs=1)
+
+    def test_one_name_has_a_legend_below(self) -> None:
+        layout = narrow(pictures_of(examples.perplexity(["default"]))[0].figure)
+        assert (layout["legend"]["orientation"], layout["legend"]["yref"]) == ("h", "container")
 
     def test_titles_of_panels_go_with_them(self) -> None:
         picture = next(picture for picture in pictures("passkey") if picture.name == "retrieval")
@@ -106,6 +133,10 @@ class TestNarrow:
         legend = narrow(picture.figure)["legend"]
         assert legend["entrywidth"] > NARROW / 2, "two side by side need as much room as their letters are wide"
         assert legend["maxheight"] >= LINE * len(examples.NAMES), "the rest would be hidden"
+
+
+def test_text_between_backticks_is_code_and_all_is_escaped() -> None:
+    assert with_code("use `<yarn>` or <b>, not `") == "use <code>&lt;yarn&gt;</code> or &lt;b&gt;, not `"
 
 
 class TestDark:

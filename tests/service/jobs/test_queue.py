@@ -44,6 +44,7 @@ class TestWork:
         found = store.get("anna", job.id)
         assert (found.state, found.units_done, found.units_reused) == ("running", 3, 1)
         assert (found.tokens_done, found.tokens_total, found.seconds) == (180, 360, 1.0)
+        assert found.tokens_reused == 60
         assert found.seconds_left == 1.0 / 120 * 180
         done = store.done_units(job.id)
         assert [(u.number, u.reused, u.summary["nll_mean"]) for u in done] == [

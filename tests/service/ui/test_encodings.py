@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from patches import METHODS
 from patches.registry import QUESTIONS
-from patches.shorthand import LISTED_BY
+from patches.shorthand import LISTED_BY, ONE
 from service.api.encodings.figures import MOST
 from tests.conftest import ROOT
 from tests.service.serving import wait_for
@@ -58,6 +58,11 @@ def test_a_method_is_drawn_on_the_loaded_model(small: tuple[str, FastAPI], visit
         "Target length divided by the trained length; the model's own ratio "
         "when it declares one. From 1 to 4,096. must be at least 1, not 0.5"
     )
+    factor.fill("2,5")
+    expect(factor).to_have_accessible_description(re.compile("must be a number, not '2,5'$"))
+    page.route("**/figures", lambda route: None)
+    factor.fill("2.5")
+    expect(factor).to_have_accessible_description(re.compile("From 1 to 4,096.$"))
     expect(page.get_by_role("link", name="arXiv:2309.00071").first).to_be_visible()
     expect(page.get_by_label("attention_factor, slider").first).not_to_have_attribute("aria-valuetext", "none")
     expect(page.get_by_label("mscale, slider").first).to_have_attribute("aria-valuetext", "none")
@@ -106,6 +111,8 @@ def test_an_unknown_method_leads_to_the_list_of_the_page(small: tuple[str, FastA
 def test_the_words_for_the_list_of_methods_are_the_servers() -> None:
     source = (ROOT / "service/ui/source/src/controls.tsx").read_text()
     assert re.findall(r'LISTED_BY = "(.*)";', source) == [LISTED_BY]
+    (several,) = re.findall(r'GIVE_SEVERAL = "(.*)";', source)
+    assert ONE.endswith(f"; {several}")
 
 
 def test_two_methods_over_each_other(small: tuple[str, FastAPI], visits: Visits) -> None:

@@ -126,19 +126,53 @@ def test_the_only_model_is_named_and_a_full_row_says_so(tiny: tuple[str, FastAPI
     expect(page.get_by_text("At most four side by side: remove one to add another.")).to_be_visible()
     page.get_by_role("button", name="Remove encoding 4").click()
     expect(page.get_by_role("button", name="Add an encoding")).to_be_enabled()
+    expect(page.get_by_label("Encoding 3", exact=True)).to_be_focused()
+    page.get_by_role("button", name="Add an encoding").press("Enter")
+    expect(page.get_by_label("Encoding 4", exact=True)).to_be_focused()
+    page.get_by_role("button", name="Remove encoding 1").press("Enter")
+    expect(page.get_by_label("Encoding 1", exact=True)).to_be_focused()
+
+
+DOUBLE_CLICK_MS = 550
+"""A little more than the page's: until then, "Stop" does nothing."""
 
 
 def test_stop(tiny: tuple[str, FastAPI], visits: Visits) -> None:
     url, app = tiny
     page = visits.open(url)
-    page.get_by_label("Most new tokens").fill("400")
+    page.get_by_label("Most new tokens").fill("1500")
     page.get_by_role("button", name="Generate").click()
     expect(page.locator(".text span").nth(3)).to_be_visible()
+    page.wait_for_timeout(DOUBLE_CLICK_MS)
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".answer[data-state=stopped]").first).to_contain_text("Stopped before its end")
     expect(page.get_by_role("button", name="Generate")).to_be_visible()
     wait_for(lambda: idle(app))
     expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_double_click_starts_and_does_not_stop(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(tiny[0])
+    page.get_by_label("Most new tokens").fill("200")
+    page.get_by_role("button", name="Generate").dblclick()
+    all_done(page, 4)
+
+
+def test_a_run_that_is_stopped_before_its_first_token_says_so(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(tiny[0])
+    page.get_by_label("Most new tokens").fill("2")
+    page.route("**/generate", lambda route: None)
+    for columns in ("stopped", "done"):  # without earlier answers, then with some
+        page.get_by_role("button", name="Generate").click()
+        page.wait_for_timeout(DOUBLE_CLICK_MS)
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator(".actions").get_by_role("status")).to_have_text("Stopped before the first token")
+        expect(page.locator(f".answer[data-state={columns}]")).to_have_count(4)
+        expect(page.get_by_role("alert")).to_have_count(0)
+        page.unroute("**/generate")
+        page.get_by_role("button", name="Generate").click()
+        all_done(page, 4)
+        page.route("**/generate", lambda route: None)
 
 
 def test_errors_are_beside_the_control(tiny: tuple[str, FastAPI], visits: Visits) -> None:

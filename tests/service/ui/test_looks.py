@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,10 @@ def jobs(page: playwright.Page) -> None:
     row = page.get_by_role("row").filter(has_text="perplexity").filter(has_text="done")
     row.get_by_role("button", name="Open").first.click()
     expect(page.locator(".job[data-state=done] .main-svg").first).to_be_visible()
+    switches = page.get_by_role("button", name=re.compile("^Compare perplexity"))
+    for place in (1, 2):
+        switches.nth(switches.count() - place).click()
+    expect(page.locator(".comparison .main-svg").last).to_be_visible()
 
 
 PARTS: dict[str, Callable[[playwright.Page], None]] = {
@@ -81,13 +87,19 @@ PARTS: dict[str, Callable[[playwright.Page], None]] = {
 }  # fmt: skip
 
 
+def is_done(job: str) -> bool:
+    state: str = httpx.get(job).json()["state"]
+    return state == "done"
+
+
 @pytest.fixture(scope="module")
 def finished(small: tuple[str, FastAPI]) -> str:
-    """Address of the server, which has a finished job."""
+    """Address of the server, which has two finished jobs."""
     url, _ = small
     body = {"evaluation": "perplexity", "methods": ["default", "yarn:4"], "lengths": [256, 512], "max_tokens": 1024}
-    job = httpx.post(f"{url}/jobs", json=body, timeout=60).json()["id"]
-    wait_for(lambda: httpx.get(f"{url}/jobs/{job}").json()["state"] == "done", 60)
+    for _ in range(2):
+        job = httpx.post(f"{url}/jobs", json=body, timeout=60).json()["id"]
+        wait_for(partial(is_done, f"{url}/jobs/{job}"), 60)
     return url
 
 

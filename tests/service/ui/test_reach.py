@@ -129,6 +129,10 @@ def test_errors_are_beside_the_control(demo: tuple[str, FastAPI], visits: Visits
     windows.fill("3")
     page.get_by_label("Encodings").fill("default yarm")
     expect(page.get_by_label("Encodings")).to_have_accessible_description(re.compile("yarm: unknown method 'yarm'"))
+    page.get_by_label("Encodings").fill("default,yarn:4")
+    expect(page.get_by_label("Encodings")).to_have_accessible_description(re.compile("; separate encodings by spaces$"))
+    page.get_by_label("Encodings").fill("default, yarn:4,")
+    expect(page.get_by_text(re.compile(r"tokens in at most \d+ units"))).to_be_visible()
     page.get_by_label("Encodings").fill("default")
     page.get_by_label("Text", exact=True).select_option("own")
     expect(page.get_by_label("Your text")).to_have_accessible_description(re.compile("needs at least 1 character"))
@@ -251,6 +255,17 @@ def test_a_recommendation_for_another_system(demo: tuple[str, FastAPI], visits: 
     asked = {job["evaluation"]: job["request"].get("target") for job in httpx.get(f"{url}/jobs").json()["jobs"]}
     assert asked == {"perplexity": None, "passkey": None, "recommend": "vllm"}
     forget(url)
+
+
+def test_the_estimate_learns_from_jobs_that_reused_units(demo: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{demo[0]}/blank")
+    one = {"model": "ropeway-demo", "tokens_done": 1000, "tokens_reused": 900, "seconds": 1.0}
+    of_all = [{**one, "evaluation": name} for name in ("perplexity", "passkey", "recommend")]
+    page.route("**/jobs?*", lambda route: route.fulfill(json={"jobs": of_all}))
+    page.route("**/jobs/plan", lambda route: route.fulfill(json={"units": 2, "tokens": 2000}))
+    page.goto(f"{demo[0]}/ui/#reach")
+    estimate = page.get_by_text("6,000 tokens in at most 6 units")
+    expect(estimate).to_contain_text("about 60 s; finished units are not measured again")  # 100 tokens a second
 
 
 def test_the_size_is_asked_for_again(demo: tuple[str, FastAPI], visits: Visits) -> None:

@@ -72,6 +72,7 @@ def test_every_system_has_a_card(small: tuple[str, FastAPI], visits: Visits) -> 
     expect(page.get_by_label("Encoding", exact=True)).to_have_accessible_description(re.compile("choose one$"))
     page.get_by_label("Encoding", exact=True).fill("yarm")
     expect(page.get_by_label("Encoding", exact=True)).to_have_accessible_description(re.compile("did you mean yarn"))
+    expect(page.locator(".card")).to_have_count(0)
 
 
 def test_the_list_of_targets_is_the_servers() -> None:

@@ -8,6 +8,9 @@ const SAID_MS = 3000;
 /** The words of the server's errors for its list of methods; a test compares. */
 export const LISTED_BY = "GET /methods or `ropeway methods`";
 
+/** The same for several encodings in place of one; a test compares. */
+export const GIVE_SEVERAL = "give several as a list, in the shell by repeating --pe";
+
 type Described = { id: string; "aria-describedby"?: string; "aria-invalid"?: boolean };
 
 /** A labelled control. `children` gets the attributes that tie it to its label, hint and error. */
@@ -35,7 +38,7 @@ export function Field(props: {
 function Refused({ text }: { text: string }) {
   return (
     <>
-      {text.split(LISTED_BY).map((part, index) => (
+      {text.replace(GIVE_SEVERAL, "give one in each field").split(LISTED_BY).map((part, index) => (
         <Fragment key={index}>{index > 0 && <a href="#encodings">Encodings</a>}<Prose text={part} /></Fragment>
       ))}
     </>

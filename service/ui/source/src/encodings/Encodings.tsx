@@ -191,7 +191,7 @@ function useInfo(method: string, figures: unknown): MethodInfo | null {
 /** Figures of the request, asked for when the controls rest; the last ones stay until then. */
 function useFigures(body: { pe: string[]; model: string; length: unknown }) {
   const [drawn, setDrawn] = useState<Drawn | null>(null);
-  const [error, setError] = useState<ApiError | null>(null);
+  const [refused, setRefused] = useState<{ asked: string; error: ApiError } | null>(null);
   const [drawing, setDrawing] = useState(true);
   const [tries, setTries] = useState(0);
   const wanted = JSON.stringify(body);
@@ -201,10 +201,10 @@ function useFigures(body: { pe: string[]; model: string; length: unknown }) {
     const ask = async () => {
       try {
         setDrawn(await json<Drawn>("figures", { body, signal: leaving.signal }));
-        setError(null);
+        setRefused(null);
       } catch (failure) {
         if (isAbort(failure)) return;
-        setError(asApiError(failure));
+        setRefused({ asked: wanted, error: asApiError(failure) });
       }
       setDrawing(false);
     };
@@ -214,5 +214,7 @@ function useFigures(body: { pe: string[]; model: string; length: unknown }) {
       leaving.abort();
     };
   }, [wanted, tries]);
+  /** The error of a request that is wanted no more is none. */
+  const error = refused?.asked === wanted ? refused.error : null;
   return { drawn, error, drawing, again: () => setTries((before) => before + 1) };
 }

@@ -72,12 +72,18 @@ export function stepOf(range: Range, value: number): number {
 
 export const LAST_STEP = STEPS;
 
-/** `yarn:factor=4`; a text with commas goes into parentheses. */
+/** `yarn:factor=4`; an encoding with commas goes into parentheses. */
 export function shortForm(method: string, values: Record<string, string>): string {
   const parts = Object.entries(values)
     .filter(([, value]) => value.trim() !== "")
-    .map(([name, value]) => `${name}=${/[,=]/.test(value) && !/^[([]/.test(value) ? `(${value})` : value}`);
+    .map(([name, value]) => `${name}=${written(value)}`);
   return parts.length ? `${method}:${parts.join(",")}` : method;
+}
+
+/** A number with a comma, such as `2,5`, goes into quotation marks: the server's refusal then has it as it was typed. */
+function written(value: string): string {
+  if (!/[,=]/.test(value) || /^[([]/.test(value)) return value;
+  return /^[-\d.,]+$/.test(value) ? JSON.stringify(value) : `(${value})`;
 }
 
 export function pairs(values: Record<string, string>): string[] {

@@ -13,11 +13,17 @@ import { CLASSES } from "./words";
 
 export const TAB = "generate";
 const KEPT = "ropeway.answers";
+/** The second click of a double click lands on "Stop". */
+const DOUBLE_CLICK_MS = 500;
 const MOST_COLUMNS = 4;
 const FULL = "At most four side by side: remove one to add another.";
 const TOO_MANY = "At most four side by side: remove this one or another.";
 
 const NUMBERS_AT_FIRST = { max_new_tokens: "48", temperature: "0", seed: "" };
+
+type Phase = "idle" | "waiting" | "writing" | "stopped";
+/** Of a run without a token. The answers below are those before it, if there are any. */
+const HINTS: Partial<Record<Phase, string>> = { waiting: "Waiting for the first token", stopped: "Stopped before the first token" };
 
 type Kept = { asked: Asked & { promptTokens: number | null }; columns: Column[] };
 type Run = Kept & { version?: number };
@@ -34,7 +40,8 @@ const atFirst = (model: Model): Settings => ({
 export const Generate = forModel(TAB, atFirst, Prompted);
 
 function Prompted({ models, model, settings, change }: OfModel<Settings>) {
-  const { answers, sent, running, error, start, stop } = useRun();
+  const { answers, sent, phase, error, start, stop } = useRun();
+  const running = phase === "waiting" || phase === "writing";
   const promptTokens = useTokens(model, settings.prompt);
   const [max_new_tokens, temperature, seed] = NUMBERS.map((name) => numberOf(settings[name]));
   const asked: Asked = { prompt: settings.prompt, pe: settings.pe, model: model.id, max_new_tokens, temperature, seed };
@@ -80,9 +87,7 @@ function Prompted({ models, model, settings, change }: OfModel<Settings>) {
       <div class="actions">
         <button type="submit" class="main">{running ? "Stop" : "Generate"}</button>
         <CopyLink />
-        <span class="hint">
-          {running === "waiting" && answers ? "Waiting for the first token" : "Ctrl + Enter in the prompt starts it too."}
-        </span>
+        <span class="hint" role="status">{HINTS[phase] ?? "Ctrl + Enter in the prompt starts it too."}</span>
       </div>
       <Problem text={errors?.get("")} again={error && (error.status === 0 || error.status >= 500) ? ask : undefined} />
       {answers && <Answers kept={answers} models={models} others={differences(answers.asked, asked)} />}
@@ -173,8 +178,19 @@ function Encodings(props: {
 }) {
   const { pe, errorOf, set } = props;
   const isFull = pe.length >= MOST_COLUMNS;
+  const place = useRef<HTMLFieldSetElement>(null);
+  /** A button that was pressed may be gone or disabled: the focus goes to a field. */
+  const focus = (index: number) => requestAnimationFrame(() => place.current?.querySelectorAll("input")[index]?.focus());
+  const add = () => {
+    set([...pe, "default"]);
+    focus(pe.length);
+  };
+  const remove = (index: number) => {
+    set(pe.toSpliced(index, 1));
+    focus(Math.min(index, pe.length - 2));
+  };
   return (
-    <fieldset>
+    <fieldset ref={place}>
       <legend>Encodings</legend>
       <div class="columns" style={{ "--columns": Math.min(pe.length, MOST_COLUMNS) }}>
         {pe.map((text, index) => (
@@ -183,13 +199,13 @@ function Encodings(props: {
               set={(value) => set(pe.with(index, value))} />
             {pe.length > 1 && (
               <button type="button" class="quiet" aria-label={`Remove encoding ${index + 1}`} title="Remove"
-                onClick={() => set(pe.toSpliced(index, 1))}>✕</button>
+                onClick={() => remove(index)}>✕</button>
             )}
           </div>
         ))}
       </div>
       <div class="chips">
-        <button type="button" disabled={isFull} title={isFull ? FULL : undefined} onClick={() => set([...pe, "default"])}>
+        <button type="button" disabled={isFull} title={isFull ? FULL : undefined} onClick={add}>
           Add an encoding
         </button>
         {isFull && <span class="hint">{FULL}</span>}
@@ -222,7 +238,8 @@ function useRun() {
   const [error, setError] = useState<ApiError | null>(null);
   const [sent, setSent] = useState<Asked | null>(null);
   const leaving = useRef<AbortController | null>(null);
-  const [running, setRunning] = useState<false | "waiting" | "writing">(false);
+  const [phase, setPhase] = useState<Phase>("idle");
+  const began = useRef(0);
   /** The last answers of which anything arrived: a refusal shows them again. */
   const latest = useRef<Kept | null>(kept);
   useEffect(() => {
@@ -247,22 +264,26 @@ function useRun() {
     };
     const arrived = () => {
       latest.current = shown;
-      setRunning("writing");
+      setPhase("writing");
       frame ||= requestAnimationFrame(draw);
     };
     setError(null);
     setSent(asked);
-    setRunning("waiting");
+    setPhase("waiting");
+    began.current = performance.now();
     draw();
     const failure = await run(asked, shown.columns, controller.signal, arrived);
     if (leaving.current !== controller) return;
     cancelAnimationFrame(frame);
-    latest.current ? draw() : setKept(null);
+    latest.current || !failure ? draw() : setKept(null);
     store(sessionStorage, KEPT, latest.current);
     setError(failure);
-    setRunning(false);
+    setPhase(controller.signal.aborted && latest.current !== shown ? "stopped" : "idle");
   };
-  return { answers: kept, sent, running, error, start, stop: () => leaving.current?.abort() };
+  const stop = () => {
+    if (performance.now() - began.current > DOUBLE_CLICK_MS) leaving.current?.abort();
+  };
+  return { answers: kept, sent, phase, error, start, stop };
 }
 
 /** The answers as a reload leaves them. */

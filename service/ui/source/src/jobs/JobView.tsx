@@ -1,9 +1,11 @@
 // One job: how far it is, its answer in sentences, its figures so far, its files.
-import { useState } from "preact/hooks";
-import { address, type ApiError, asApiError, json, request } from "../api";
+import { useRef, useState } from "preact/hooks";
+import { type ApiError, asApiError, json } from "../api";
 import { count, Problem, seconds } from "../controls";
 import { Figures } from "../figures";
 import { Prose } from "../prose";
+import { askedOf } from "./asked";
+import { Download } from "./Download";
 import { isUnfinished, type Job, type Result, useJob, useResult } from "./follow";
 
 const FILES: [link: string, name: string, text: string][] = [
@@ -31,38 +33,52 @@ type Props = {
   closes?: boolean;
 };
 
+/** An action that failed: its words, how to repeat it, and the states in which it has a purpose. */
+type Failure = { text: string; again: () => void; isOpen: (job: Job | null) => boolean };
+type Act = { path: string; method: string; not: string; isOpen: (job: Job | null) => boolean };
+const isEnded = (job: Job | null) => job?.state === "cancelled" || job?.state === "failed";
+
 export function JobView({ id, title: given, only, changed, looks = 0, detached = false, detach, closes = false }: Props) {
   const [version, setVersion] = useState(0);
-  const [failure, setFailure] = useState<ApiError | null>(null);
+  const [failure, setFailure] = useState<Failure | null>(null);
+  const heading = useRef<HTMLHeadingElement>(null);
   const { job, error } = useJob(id, version + looks, detached);
   const { result, refused } = useResult(detached ? null : job);
   const title = given ?? `Job ${id.slice(0, 8)}${job ? `: ${job.evaluation}` : ""}`;
-  const again = () => {
+  const look = () => setVersion((before) => before + 1);
+  /** The button that was pressed goes: the focus goes to the job's heading. */
+  const act = async (action: Act) => {
+    heading.current?.focus();
     setFailure(null);
-    setVersion((before) => before + 1);
-  };
-  const act = async (path: string, method: string) => {
     try {
-      await json(path, { method });
-      setFailure(null);
+      await json(action.path, { method: action.method });
     } catch (refused) {
-      setFailure(asApiError(refused));
+      const text = `The job was not ${action.not}: ${asApiError(refused).message}`;
+      setFailure({ text, again: () => act(action), isOpen: action.isOpen });
     }
-    setVersion((before) => before + 1);
+    look();
     changed?.();
   };
+  const again = () => {
+    heading.current?.focus();
+    look();
+  };
+  const failed = (error: ApiError | null, again: () => void) =>
+    setFailure(error && { text: error.message, again, isOpen: () => true });
+  const shown = failure?.isOpen(job) ? failure : null;
   const verb = detached ? "Open" : isUnfinished(job) ? "Detach" : "Close";
   return (
     <section class="job" aria-label={title} data-state={detached ? "detached" : (job?.state ?? "loading")}>
-      <h3 class="title" tabIndex={-1}>{title}</h3>
+      <h3 class="title" tabIndex={-1} ref={heading}>{title}</h3>
       {detached && <p class="hint" role="status">Detached: the job goes on, and this page does not follow it.</p>}
-      {!detached && <Problem text={failure?.message ?? error?.message} again={again} />}
+      {!detached && job && askedOf(job) && <p class="hint">{askedOf(job)}</p>}
+      {!detached && <Problem text={shown?.text ?? error?.message} again={shown?.again ?? again} />}
       {!detached && job && <Bar job={job} />}
       <div class="chips">
         {(detached || isUnfinished(job) || closes) && (
           <button type="button" aria-label={`${verb} ${title}`} onClick={() => detach(!detached)}>{verb}</button>
         )}
-        {!detached && job && <Actions job={job} act={act} failed={setFailure} />}
+        {!detached && job && <Actions job={job} act={act} failed={failed} />}
       </div>
       {!detached && job?.error && <p class="error"><Prose text={job.error.message} /></p>}
       {!detached && job?.stalled && <p class="error">{job.stalled}</p>}
@@ -74,16 +90,16 @@ export function JobView({ id, title: given, only, changed, looks = 0, detached =
   );
 }
 
-type Failed = (error: ApiError | null) => void;
+type ActionsProps = { job: Job; act: (action: Act) => void; failed: (error: ApiError | null, again: () => void) => void };
 
-function Actions({ job, act, failed }: { job: Job; act: (path: string, method: string) => void; failed: Failed }) {
+function Actions({ job, act, failed }: ActionsProps) {
   const path = `jobs/${job.id}`;
+  const cancel: Act = { path, method: "DELETE", not: "cancelled", isOpen: isUnfinished };
+  const resume: Act = { path: `${path}/resume`, method: "POST", not: "resumed", isOpen: isEnded };
   return (
     <>
-      {isUnfinished(job) && <button type="button" onClick={() => act(path, "DELETE")}>Cancel</button>}
-      {(job.state === "cancelled" || job.state === "failed") && (
-        <button type="button" onClick={() => act(`${path}/resume`, "POST")}>Resume</button>
-      )}
+      {isUnfinished(job) && <button type="button" onClick={() => act(cancel)}>Cancel</button>}
+      {isEnded(job) && <button type="button" onClick={() => act(resume)}>Resume</button>}
       {FILES.filter(([link]) => job.links[link]).map(([link, name, text]) => (
         <Download key={link} path={`${path}/${name}`} file={`${job.evaluation}-${job.id.slice(0, 8)}-${link}`} text={text} failed={failed} />
       ))}
@@ -117,22 +133,4 @@ export function Bar({ job }: { job: Job }) {
       </p>
     </div>
   );
-}
-
-/** A link that is fetched: the request carries the API key, and a refusal is shown. */
-function Download({ path, file, text, failed }: { path: string; file: string; text: string; failed: Failed }) {
-  const fetched = async (event: Event) => {
-    event.preventDefault();
-    let blob: Blob;
-    try {
-      blob = await (await request(path)).blob();
-    } catch (failure) {
-      return failed(asApiError(failure));
-    }
-    failed(null);
-    const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: file });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-  };
-  return <a href={address(path)} download={file} onClick={fetched}>{text}</a>;
 }

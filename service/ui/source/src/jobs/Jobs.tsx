@@ -1,13 +1,13 @@
-// Jobs of this server and API key: what runs and ran, and one of them opened.
-import { Fragment } from "preact";
+// Jobs of this server and API key: what runs and ran, one of them opened, and several compared.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type ApiError, asApiError, json, request } from "../api";
-import { CopyLink, count, Problem } from "../controls";
-import { shortText } from "../text";
+import { CopyLink, Problem } from "../controls";
 import type { Method, Model } from "../types";
 import { useSettings } from "../view";
+import { Comparison } from "./Comparison";
 import { isUnfinished, type Job } from "./follow";
 import { JobView } from "./JobView";
+import { JobList, nameOf, opener } from "./List";
 
 export const TAB = "jobs";
 const LOOK = "look-again";
@@ -15,15 +15,12 @@ const PAGE = 50;
 /** The server lists no more at once. */
 const MOST = 1000;
 const LOOK_AGAIN_MS = 3000;
-const MOST_SHOWN = 4;
-/** Encodings of a job of these that names none; all other evaluations measure the model's own. */
-const PROPOSED = "proposed by the methods";
-const PROPOSING = new Set(["recommend", "search"]);
+const AT_FIRST = { job: "", compare: [] as string[] };
 
 export function Jobs(_: { models: Model[]; methods: Method[] }) {
-  const [settings, change] = useSettings(TAB, { job: "" });
+  const [settings, change] = useSettings(TAB, AT_FIRST);
   const { jobs, more, error, look, older } = useJobs();
-  const [failure, setFailure] = useState<ApiError | null>(null);
+  const [failure, setFailure] = useState<{ job: Job; error: ApiError } | null>(null);
   const [looks, setLooks] = useState(0);
   const lookAgain = () => {
     setLooks((before) => before + 1);
@@ -34,68 +31,49 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
     try {
       await request(`jobs/${job.id}?forget=true`, { method: "DELETE" });
       setFailure(null);
-      if (settings.job === job.id) change({ job: "" });
+      change({ compare: settings.compare.filter((id) => id !== job.id), ...(settings.job === job.id && { job: "" }) });
       focusBeside(job, jobs ?? []);
     } catch (refused) {
-      setFailure(asApiError(refused));
+      setFailure({ job, error: asApiError(refused) });
     }
     look();
   };
   const open = (job: Job) => {
     change({ job: job.id });
-    requestAnimationFrame(() => document.querySelector<HTMLElement>(".jobs .job h3")?.focus());
+    requestAnimationFrame(() => document.querySelector<HTMLElement>(".opened h3")?.focus());
   };
   const close = () => {
     document.getElementById(opener(settings.job))?.focus();
     change({ job: "" });
   };
+  const clear = () => {
+    document.getElementById(LOOK)?.focus();
+    change({ compare: [] });
+  };
+  const isHere = failure && jobs?.some((one) => one.id === failure.job.id);
   return (
     <div class="jobs">
       <div class="actions">
         <button type="button" id={LOOK} onClick={lookAgain}>Look again</button>
         <CopyLink />
       </div>
-      <Problem text={failure?.message ?? error?.message} again={look} />
+      {isHere
+        ? <Problem text={`The job was not forgotten: ${failure.error.message}`} again={() => forget(failure.job)} />
+        : <Problem text={error?.message} again={look} />}
       {settings.job && (
-        <JobView key={settings.job} id={settings.job} changed={look} looks={looks} detach={close} closes />
+        <div class="opened">
+          <JobView key={settings.job} id={settings.job} changed={look} looks={looks} detach={close} closes />
+        </div>
       )}
+      {settings.compare.length > 0 && <Comparison ids={settings.compare} listed={jobs ?? []} clear={clear} />}
       {jobs?.length === 0 && <p>No jobs yet: “How far does it read?” starts some.</p>}
       {jobs !== null && jobs.length > 0 && (
-        <div class="scroll whole" tabIndex={0} role="region" aria-label="List of jobs">
-          <table class="list">
-            <thead>
-              <tr><th>Job</th><th>State</th><th>Units</th><th>Model</th><th>Encodings</th><th>Created</th><th>Actions</th></tr>
-            </thead>
-            <tbody>
-              {jobs.map((job) => (
-                <tr key={job.id} aria-current={job.id === settings.job ? "true" : undefined}>
-                  <td>{job.evaluation}</td>
-                  <td>{job.state}</td>
-                  <td>{count(job.units_done)} of {count(job.units_total)}</td>
-                  <td>{job.model ?? job.models.join(", ")}</td>
-                  <td class="encodings"><Encodings job={job} /></td>
-                  <td>{new Date(job.created_at).toLocaleString()}</td>
-                  <td>
-                    <div class="chips">
-                      <button type="button" id={opener(job.id)} aria-label={`Open ${nameOf(job)}`} onClick={() => open(job)}>Open</button>
-                      {!isUnfinished(job) && (
-                        <button type="button" aria-label={`Forget ${nameOf(job)}`} onClick={() => forget(job)}>Forget</button>
-                      )}
-                    </div>
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <JobList jobs={jobs} opened={settings.job} open={open} forget={forget}
+          compared={settings.compare} compare={(compare) => change({ compare })} />
       )}
       {more && <button type="button" onClick={older}>Older jobs</button>}
     </div>
   );
-}
-
-function nameOf(job: Job): string {
-  return `${job.evaluation} ${job.id.slice(0, 8)}`;
 }
 
 /** Focus the row after the forgotten one, which goes: else the one before it, else the button above the list. */
@@ -103,27 +81,6 @@ function focusBeside(job: Job, jobs: Job[]): void {
   const index = jobs.findIndex((one) => one.id === job.id);
   const next = jobs[index + 1] ?? jobs[index - 1];
   document.getElementById(next ? opener(next.id) : LOOK)?.focus();
-}
-
-/** Id of the button that opens a job: it gets the focus back. */
-function opener(job: string): string {
-  return `open-${job}`;
-}
-
-/** Each in one piece with its comma, so that no line begins with one. The server lists a long request as an empty one. */
-function Encodings({ job }: { job: Job }) {
-  if (!Object.keys(job.request).length) return null;
-  const methods = (job.request.methods ?? [PROPOSING.has(job.evaluation) ? PROPOSED : "default"]) as unknown[];
-  const texts = methods.map((one) => (typeof one === "string" ? one : shortText(one as Record<string, unknown>)));
-  const [shown, more] = [texts.slice(0, MOST_SHOWN), texts.length - MOST_SHOWN];
-  return (
-    <>
-      {shown.map((text, index) => (
-        <Fragment key={index}><span>{text}{index < shown.length - 1 && ","}</span>{" "}</Fragment>
-      ))}
-      {more > 0 && `and ${more} more`}
-    </>
-  );
 }
 
 /** The newest jobs, and older ones on request. While one of them is unfinished and the list is in view, it is renewed. */

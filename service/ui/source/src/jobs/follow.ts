@@ -17,6 +17,7 @@ export type Job = {
   units_reused: number;
   tokens_total: number;
   tokens_done: number;
+  tokens_reused: number;
   seconds: number;
   seconds_left: number | null;
   error: { message: string } | null;
@@ -28,10 +29,19 @@ export type Result = Pictures & { words: string[]; partial: { missing: Record<st
 
 /** Characters of an id: anything else, from a link, would be another address. */
 const ID = /^[\w-]+$/;
+/** True for a text that can be a job's id, and so a part of a path. */
+export const isId = (text: string): boolean => ID.test(text);
+export const noSuchJob = (id: string): ApiError => new ApiError(404, `no such job: ${id}`);
+
 const RETRY_MS = [1000, 2000, 5000, 10000, 30000];
 
 export function isUnfinished(job: Job | null): boolean {
   return job?.state === "queued" || job?.state === "running";
+}
+
+/** As it was requested, else the models that the job ran on. */
+export function modelOf(job: Job): string {
+  return job.model ?? job.models.join(", ");
 }
 
 /** The job, renewed by its events unless detached; `version` makes it look again, after a resume. */
@@ -53,7 +63,7 @@ async function follow(
   found: (job: Job) => void,
   failed: (error: ApiError | null) => void,
 ): Promise<void> {
-  if (!ID.test(id)) return failed(new ApiError(404, `no such job: ${id}`));
+  if (!isId(id)) return failed(noSuchJob(id));
   for (let tries = 0; !signal.aborted; tries++) {
     try {
       let job = await json<Job>(`jobs/${id}`, { signal });
@@ -78,7 +88,7 @@ async function follow(
 }
 
 /** True for a refusal, which the same request would get again. */
-function isFinal({ status }: ApiError): boolean {
+export function isFinal({ status }: ApiError): boolean {
   return status >= 400 && status < 500 && status !== 429;
 }
 

@@ -6,7 +6,7 @@ import { JobView } from "../jobs/JobView";
 import { forModel, ModelChoice, type OfModel } from "../model";
 import type { Model } from "../types";
 import { TARGETS } from "../use/snippets";
-import { answered, bodies, type Body, FIGURES, pace, problemOf, type Size, sizeOf, stretched, timed, TITLES, usualTarget, usualWindows, windowsProblem } from "./bodies";
+import { answered, bodies, type Body, encodingsOf, FIGURES, pace, problemOf, type Size, sizeOf, stretched, timed, TITLES, usualTarget, usualWindows, windowsProblem } from "./bodies";
 import { forgetKey, isPending, keyOf } from "./pending";
 
 export const TAB = "reach";
@@ -39,7 +39,7 @@ const atFirst = (model: Model): Settings => ({ ...AT_FIRST, methods: stretched(m
 export const Reach = forModel(TAB, atFirst, Measuring, Measured);
 
 function Measuring({ models, model, settings, change }: OfModel<Settings>) {
-  const methods = settings.methods.split(/\s+/).filter(Boolean);
+  const methods = encodingsOf(settings.methods);
   const input = settings.text === OWN ? settings.own : settings.text;
   const target = numberOf(settings.target);
   const windows = numberOf(settings.windows);
@@ -201,7 +201,7 @@ function Estimate({ size, counting, left, time }: Estimated) {
   return (
     <span class="hint" role="status">
       {count(size.tokens)} tokens in at most {count(size.units)} units
-      {left === "timing" ? ", timing a small one" : left === null ? " " : `, about ${seconds(left)}`}
+      {left === "timing" ? ", timing a small one" : left === null ? " " : `, about ${seconds(left)}; finished units are not measured again`}
       {left === null && <button type="button" class="quiet" onClick={time}>Estimate the time</button>}
     </span>
   );

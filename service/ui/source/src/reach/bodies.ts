@@ -1,6 +1,6 @@
 // The jobs behind the question how far a model reads, their size, and how long they will take.
 import { ApiError, json, type Options } from "../api";
-import { count } from "../controls";
+import { count, GIVE_SEVERAL } from "../controls";
 import { compared } from "../generate/examples";
 import type { Job } from "../jobs/follow";
 import type { Model } from "../types";
@@ -106,17 +106,22 @@ export async function answered<T>(path: string, body: Body, options: Options = {
       /(^|; )methods\.(\d+)\.?([\w.-]*): /g,
       (_, before, place, inside) => `${before}methods: ${methods[place]}: ${inside && `${inside}: `}`,
     );
-    throw new ApiError(failure.status, message, failure.code, failure.param, failure.extra);
+    throw new ApiError(failure.status, message.replace(GIVE_SEVERAL, "separate encodings by spaces"), failure.code, failure.param, failure.extra);
   }
 }
 
-/** Seconds of measuring per token of each evaluation, by the finished jobs of the same model. */
+/** Encodings as they are typed: spaces separate them, and commas with spaces do too. */
+export function encodingsOf(text: string): string[] {
+  return text.split(/,?\s+|,$/).filter(Boolean);
+}
+
+/** Seconds of measuring per token of each evaluation, by the units that finished jobs of the same model measured. */
 export async function pace(model: string): Promise<Record<string, number>> {
   const { jobs } = await json<{ jobs: Job[] }>("jobs?state=done&limit=100");
   const found: Record<string, number> = {};
   for (const job of jobs) {
-    const measured = job.units_done && job.units_reused === 0 && (job.model ?? model) === model;
-    if (measured) found[job.evaluation] ??= job.seconds / job.tokens_total;
+    const measured = job.tokens_done - job.tokens_reused;
+    if (measured > 0 && job.seconds > 0 && (job.model ?? model) === model) found[job.evaluation] ??= job.seconds / measured;
   }
   return found;
 }

@@ -30,10 +30,14 @@ function Exports({ models, model, settings, change }: OfModel<typeof AT_FIRST>) 
       </div>
       <div class="actions"><CopyLink /></div>
       <Problem text={errors?.get("")} again={again} />
-      <h3 class="title">With this server</h3>
-      <div class="cards">
-        {snippets(settings.pe, model.id, Boolean(access.key)).map((one) => <Card key={one.name} title={one.name} text={one.text} />)}
-      </div>
+      {!errors?.get("pe") && (
+        <>
+          <h3 class="title">With this server</h3>
+          <div class="cards">
+            {snippets(settings.pe, model.id, Boolean(access.key)).map((one) => <Card key={one.name} title={one.name} text={one.text} />)}
+          </div>
+        </>
+      )}
       {answers.length > 0 && <h3 class="title">With other systems</h3>}
       <div class="cards">{answers.map((one) => <Export key={one.target} answer={one} />)}</div>
     </div>
