@@ -39,6 +39,7 @@ def test_versions_weights_and_numerics(client: httpx.Client) -> None:
         "score_chunk": SMALL["score_chunk"],
         "tokenizer": of_tokenizer(tiny_tokenizer()),
         "eos_token_ids": [tiny_tokenizer().eos_token_id],
+        "quantization": None,
     }
     (model,) = found["setup"]["models"].values()
     assert model.pop("hardware")
