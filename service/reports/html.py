@@ -142,7 +142,8 @@ def _setup(setup: Setup) -> list[tuple[str, str]]:
     """One line for the code, and one for each model."""
     facts = [("measured with", f"ropeway {setup.ropeway}, code {setup.code[:12]}")]
     for name, model in setup.models.items():
-        at = f"{model.hardware}, {model.dtype}, {counted(model.threads, 'thread')}"
+        scheme = f" quantized by {model.quantization}" if model.quantization else ""
+        at = f"{model.hardware}, {model.dtype}{scheme}, {counted(model.threads, 'thread')}"
         ranks = f", {model.tensor_parallel} processes" if model.tensor_parallel > 1 else ""
         versions = f"torch {model.torch}, transformers {model.transformers}"
         facts.append((f"setup of {name}", f"weights {model.fingerprint[:12]}; {versions}; {at}{ranks}"))
