@@ -9,7 +9,7 @@ import torch
 
 from patches.encoding.recipe import ResolvedRecipe
 
-_ATTRIBUTE = "_position_encodings"
+_ATTRIBUTE = "_encodings_of_rows"
 
 
 def refuse_other_keys(cache: Any, encodings: tuple[ResolvedRecipe, ...]) -> None:

@@ -195,7 +195,7 @@ class AsyncRopeway:
         return typed_result(json_of(response), response)
 
     async def compare(
-        self, jobs: Sequence[str], *, names: Sequence[str] | None = None, baseline: str | None = None
+        self, jobs: Sequence[str], *, names: Sequence[str] | None = None, baseline: Encoding | None = None
     ) -> ComparisonResult:
         """The results of ``jobs`` of one evaluation beside each other: two models, or one before and after training.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any, Literal, TypedDict
 
 import httpx
 
+from service.client.errors import RopewayError
 from service.evaluation.perplexity.results import Protocol
 
 Prompt = str | Sequence[int] | Sequence[str | Sequence[int]]
@@ -86,11 +88,17 @@ def given(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def comparison_path(jobs: Sequence[str], names: Sequence[str] | None, baseline: str | None) -> str:
-    """The path of the comparison of ``jobs``."""
-    asked = given({"names": ",".join(names) if names else None, "baseline": baseline})
-    query = httpx.QueryParams(asked)
-    return f"/comparisons/{','.join(jobs)}/results.json" + (f"?{query}" if query else "")
+def comparison_path(jobs: Sequence[str], names: Sequence[str] | None, baseline: Encoding | None) -> str:
+    """The path of the comparison of ``jobs``.
+
+    Raises:
+        RopewayError: for a name with a comma.
+    """
+    if any("," in name for name in names or ()):
+        raise RopewayError("names: a name has a comma, which separates names", param="names")
+    method = baseline if baseline is None or isinstance(baseline, str) else json.dumps(dict(baseline))
+    query = httpx.QueryParams(given({"names": ",".join(names) if names else None, "baseline": method}))
+    return f"/comparisons/{','.join(jobs) or ','}/results.json" + (f"?{query}" if query else "")
 
 
 def file_path(job_id: str, file: str, include_text: bool = False, picture: str | None = None) -> str:

@@ -85,11 +85,14 @@ def _by_name(subjects: Sequence[Subject]) -> list[Subject]:
         InvalidEvaluation: for different ones of one name, such as ``auto`` with other ranges.
     """
     named: dict[tuple[str, str], Subject] = {}
+    first: dict[Subject, int] = {}
     for index, subject in enumerate(subjects):
+        first.setdefault(subject, index)
+    for subject, index in first.items():
         if named.setdefault((subject.label, subject.model), subject) != subject:
             why = f"a second encoding of the name {subject.label}, which results could not distinguish: send it alone"
             raise InvalidEvaluation(f"methods.{index}", why)
-    return list(named.values())
+    return list(first)
 
 
 def documents_of(request: DocumentsRequest, served: ServedModel, settings: Settings) -> list[Document]:
@@ -224,8 +227,11 @@ def position_bin_of(request: ByPositionRequest, longest: int) -> int | None:
     """Tokens of each bin of the loss by position, in passes of ``longest`` tokens; None for bins that double.
 
     Raises:
-        InvalidEvaluation: for so few that a method would have more than ``MOST_BINS`` bins.
+        InvalidEvaluation: for a single bin, and for so few tokens that a method would have more than ``MOST_BINS``.
     """
+    most = max(longest, request.least() or 0)  # fewer lengths of a job that ended early keep its bins
+    if request.position_bin is not None and request.position_bin >= most:
+        raise InvalidEvaluation("position_bin", f"must be below the longest length ({most}), for two bins")
     least = -(-longest // MOST_BINS)
     if request.position_bin is not None and request.position_bin < least:
         why = f"must be at least {least}: {longest} tokens have at most {MOST_BINS} bins"

@@ -58,7 +58,11 @@ class Subject(NamedTuple):
         method, geometry = self.method.at(length), self.patch.geometry
         if is_own(resolve(method, geometry, length), geometry, length):
             return None
-        return effective(method, geometry).reached(geometry)
+        asked, own = effective(method, geometry), geometry.native
+        # Encodings that reach as far as the own one, or plain RoPE, extend nothing.
+        others = (asked.trained_length(geometry), own.reached(geometry) if isinstance(own, Method) else None)
+        reach = asked.reached(geometry)
+        return None if reach in others else reach
 
 
 @dataclass(frozen=True, eq=False)

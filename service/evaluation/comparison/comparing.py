@@ -7,6 +7,7 @@ that is hard for both counts for nothing. A share is compared by the difference 
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,7 +84,7 @@ def compared(
         ],
         shared_lengths=shared_lengths(named),
         documents=documents_of(first),
-        notes=notes_on(named),
+        notes=[*([] if baseline else _alone(entries, shown, partners)), *notes_on(named)],
         methods=[
             ComparedMethod(
                 label=entry.method.label,
@@ -101,10 +102,7 @@ def compared(
 
 
 def _names(entries: Sequence[Entry]) -> list[str]:
-    """The labels if they differ, else each with the name of its result."""
-    labels = [entry.method.label for entry in entries]
-    if len(set(labels)) == len(labels):
-        return labels
+    """Each label with the name of its result."""
     names = [f"{entry.method.label} ({entry.source.name})" for entry in entries]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise NotComparable(f"a result has the method {twice[0]} twice")
@@ -125,10 +123,18 @@ def _partners(entries: Sequence[Entry], names: Sequence[str], baseline: str | No
     raise NotComparable(f"{baseline!r} is none of {listed(names)}", "baseline")
 
 
+def _alone(entries: Sequence[Entry], names: Sequence[str], partners: Sequence[int | None]) -> list[str]:
+    """The caution about methods of the later results without a partner."""
+    first = entries[0].source.name
+    found = zip(entries, names, partners, strict=True)
+    alone = [name for entry, name, partner in found if partner is None and entry.source.name != first]
+    return [f"The first result has no partner of {listed(alone)}: `baseline` names one for all."] if alone else []
+
+
 def _label(encoding: str) -> str:
-    """The label of an encoding in short form."""
+    """The label of an encoding in short form, or of an object as JSON."""
     try:
-        return label_of(parse(encoding))
+        return label_of(parse(json.loads(encoding) if encoding.startswith("{") else encoding))
     except ValueError:
         return encoding
 
@@ -182,10 +188,14 @@ def _joined(own: float, others: float, alike: float) -> float:
 
 
 def _correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Of the scores of the same prompts; 0 where one model's scores are all equal."""
+    """Of the scores of the same prompts, with the paper's correction for continuity. 0 where one model's scores are all
+    equal."""
     if len(a) != len(b) or len(set(a)) < 2 or len(set(b)) < 2:
         return 0.0
-    return float(np.corrcoef(a, b)[0, 1])
+    n, x, y = len(a), np.array(a), np.array(b)
+    above = float(n * (x @ y) - x.sum() * y.sum())
+    corrected = max(above - n / 2, 0.0) if above > 0 else above
+    return corrected / float(n * n * x.std() * y.std())
 
 
 def _verdict(interval: Interval | None, level: float, above: Verdict) -> Verdict:

@@ -99,12 +99,14 @@ class ComparisonResult(EvaluationResult):
 
     def sentences(self) -> list[str]:
         """The best of all, each method against its partner at the longest length, and what differs beside them."""
-        changes = [text for method in self.methods if (text := self._changed(method))]
+        changes = [text for method in self.methods for text in self._changes(method)]
         more = len(changes) - MOST_SENTENCES
+        best = best_method(self, self.shared_lengths[-1])
         return [
-            *best_method(self, self.shared_lengths[-1]),
+            # Of shares, only the changes below are paired.
+            *(best if self.lower_is_better else best[:1]),
             *changes[:MOST_SENTENCES],
-            *([f"{more} more pairs are in the table."] if more > 0 else []),
+            *([f"{more} more are in the table of all numbers."] if more > 0 else []),
             *self.cautions(),
         ]
 
@@ -138,20 +140,25 @@ class ComparisonResult(EvaluationResult):
         """One row per method and length."""
         return [self._row(method, at) for method in self.methods for at in method.lengths]
 
-    def _changed(self, method: ComparedMethod) -> str:
-        """A method against its partner at the longest length that both have; empty without one."""
-        at = next((at for at in reversed(method.lengths) if at.change is not None), None)
-        if at is None or at.change is None:
-            return ""
-        change = at.change
+    def _changes(self, method: ComparedMethod) -> list[str]:
+        """A method against its partner at the longest length of both, and at others with another sure verdict."""
+        found = [(at.length, at.change) for at in reversed(method.lengths) if at.change is not None]
+        return [
+            self._changed(method, length, change)
+            for length, change in found
+            if change is found[0][1]
+            or (change.verdict in ("better", "worse") and change.verdict != found[0][1].verdict)
+        ]
+
+    def _changed(self, method: ComparedMethod, length: int, change: Change) -> str:
         equal = "equal" if self.lower_is_better else "equal on each prompt"
-        by = {"equal": equal, "unsure": "by the 95 % interval not surely different"}
-        verdict = by.get(change.verdict, f"surely {change.verdict}")
+        unsure = "by the 95 % interval not surely different" if change.interval else "too little text for an interval"
+        verdict = {"equal": equal, "unsure": unsure}.get(change.verdict, f"surely {change.verdict}")
         if self.lower_is_better:
             relation = f"has {self.text_of(change)} the {self.measure} of {method.partner}"
         else:
             relation = f"differs from {method.partner} by {self.text_of(change)}"
-        return f"At {at.length:,} tokens, {method.name} {relation}: {verdict}."
+        return f"At {length:,} tokens, {method.name} {relation}: {verdict}."
 
     def _row(self, method: ComparedMethod, at: ComparedLength) -> Row:
         own, change = at.interval, at.change

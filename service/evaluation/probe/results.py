@@ -126,7 +126,7 @@ class ProbeResult(EvaluationResult):
 
     def cautions(self) -> list[str]:
         """Encodings that end before the longest pass, and documents left out."""
-        longest = max(self.lengths[-1], self.distances[-1] + self.segment)
+        longest = max(self.lengths[-1], self.distances[-1] + self.segment + self.bos)
         return [*beyond_reach(self, longest), *skipped_text(self.documents, self.skipped)]
 
     def _far_attention(self) -> list[str]:

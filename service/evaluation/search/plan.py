@@ -135,7 +135,8 @@ class SearchPlan(Plan):
         found = _best(losses.searched)
         methods = methods_of([self._subject(found), *self.compared], losses, found, self.held_out, self.target)
         generations = list(_course(self.bred, losses))
-        words = sentences(methods, generations, self.target, len(self.held_out.windows))
+        is_plain = self.served.patch.geometry.native is None
+        words = sentences(methods, generations, self.target, len(self.held_out.windows), is_plain=is_plain)
         infos = [document.info for document in self.documents]
         words += [measured_text(infos), *overlaps_text(infos)]
         if any(info.overlap for info in infos):

@@ -10,26 +10,28 @@ from service.evaluation.search.results import Generation, HeldOut, SearchMethod
 
 
 def sentences(
-    methods: Sequence[SearchMethod], generations: Sequence[Generation], length: int, windows: int
+    methods: Sequence[SearchMethod], generations: Sequence[Generation], length: int, windows: int, *, is_plain: bool
 ) -> list[str]:
     """The best encoding, the doubt about it, the course of the search and the use of its factors. ``methods`` begin
-    with what was found; ``windows`` are the held-out ones."""
+    with what was found; ``windows`` are the held-out ones. ``is_plain``: the model's own encoding is plain RoPE."""
     found, *others = methods
     return [
         *(_without_held_out(found, others, length) if found.held_out is None else _best(methods, length, windows)),
         *_sure(others),
         _course(generations),
-        *_use(found.request["attention_factor"]),
+        *_use(found.request["attention_factor"], is_plain=is_plain),
     ]
 
 
-def _use(attention: float) -> Iterator[str]:
+def _use(attention: float, *, is_plain: bool) -> Iterator[str]:
     """``attention`` is the factor on cos and sin."""
     yield f"The field `pe` of the JSON has the factors that were found, and {attention:.4g} on cos and sin."
-    if attention == 1:
+    if attention != 1:
+        yield "Up to the trained length, use the model's own encoding: the factor on cos and sin applies there too."
+    elif is_plain:
         yield "Up to the trained length, it is plain RoPE."
     else:
-        yield "Up to the trained length, use the model's own encoding: the factor on cos and sin applies there too."
+        yield "Up to the trained length, it is plain RoPE: use the model's own encoding, which is not."
 
 
 def _without_held_out(found: SearchMethod, others: Sequence[SearchMethod], length: int) -> Iterator[str]:

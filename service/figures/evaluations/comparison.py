@@ -20,8 +20,8 @@ from service.figures.drawing.style import FAINT
 from service.figures.looks import looks
 from service.figures.picture import Picture
 
-LEAST = 0.01
-"""Least room of the axis of ratios, and of points: smaller differences look as small as they are."""
+LEAST, LEAST_POINTS = 0.01, 10
+"""Least room of the axis: smaller differences look as small as they are."""
 
 
 def comparison_pictures(result: ComparisonResult) -> Iterator[Picture]:
@@ -128,10 +128,12 @@ def _own(at: ComparedLength) -> Ends:
 
 
 def _change_axis(result: ComparisonResult, curves: Sequence[Curve], level: float) -> dict[str, Any]:
-    """Linear, with the level and every line inside; intervals widen it by half its room on each side at most."""
+    """Linear, with the level and every line inside. Intervals of ratios widen it by half its room on each side at most,
+    those of shares are inside too."""
     values = [value for curve in curves for value in (*curve.known, level)]
-    low, high = min(*values, level - LEAST / 2), max(*values, level + LEAST / 2)
-    room = high - low
+    least = LEAST if result.lower_is_better else LEAST_POINTS
+    low, high = min(*values, level - least / 2), max(*values, level + least / 2)
+    room = high - low if result.lower_is_better else 400
     low = max(low - room / 2, min([low, *(end for curve in curves for end in curve.low or ())]))
     high = min(high + room / 2, max([high, *(end for curve in curves for end in curve.high or ())]))
     margin = 0.08 * (high - low)

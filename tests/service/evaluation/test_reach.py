@@ -21,12 +21,12 @@ FAR = ["default", "ntk:4", "streaming", "dynamic:2", "rerope"]
 ENDS = "self_extend(group_size=2, neighbor_window=16) at 112"
 """16 + 2 x (64 - 16) tokens, by the formula of docs/methods.md at 64 trained tokens."""
 BODIES: dict[str, dict[str, Any]] = {
-    "perplexity": {"input": TEXT, "lengths": [64, 128, 129]},
-    "long_perplexity": {"input": TEXT, "lengths": [129], "alpha": 0.1, "beta": -20.0},
+    "perplexity": {"input": TEXT, "lengths": [64, 128, 130]},
+    "long_perplexity": {"input": TEXT, "lengths": [130], "alpha": 0.1, "beta": -20.0},
     "probe": {"input": TEXT, "lengths": [64], "distances": [16, 113], "samples": 1, "segment_of": "document"},
     "passkey": {"lengths": [400], "depths": [0.5], "samples": 1, "digits": 1, "max_new_tokens": 4},
     "ruler": {"lengths": [450], "tasks": ["niah_single_1"], "samples": 1},
-    "sweep": {"lengths": [129], "evaluations": [{"evaluation": "perplexity", "input": TEXT}] * 2},
+    "sweep": {"lengths": [130], "evaluations": [{"evaluation": "perplexity", "input": TEXT}] * 2},
 }
 
 
@@ -45,7 +45,7 @@ def test_one_sentence_has_every_encoding_that_ends_before_the_longest_pass(
     models: ModelRegistry, evaluation: str
 ) -> None:
     result = measured(models, evaluation, ["default", *SHORT])
-    longest = max(BODIES[evaluation]["lengths"][-1], 129)
+    longest = max(BODIES[evaluation]["lengths"][-1], 130)
     sentence = f"These encodings end before {longest} tokens by their parameters: linear(factor=2) at 128 and {ENDS}."
     assert result.cautions().count(sentence) == 1
     assert result.words().count(sentence) == 1
@@ -68,6 +68,17 @@ def test_the_own_encoding_and_endless_ones_have_no_reach(models: ModelRegistry) 
         "rerope": None,
     }
     assert result.cautions() == []
+
+
+def test_equal_encodings_with_two_labels_are_measured_once(models: ModelRegistry) -> None:
+    bases = [{"method": "linear", "factor": 2}, {"method": "linear", "factor": 2, "rope_theta": None}]
+    asked = [{"method": "self_extend", "base": base} for base in bases]
+    assert len(measured(models, "perplexity", asked, lengths=[64]).methods) == 1
+
+
+def test_encodings_that_extend_nothing_have_no_reach(models: ModelRegistry) -> None:
+    result = measured(models, "perplexity", ["resonance", "clipped_rope", "linear:1"], lengths=[200])
+    assert [method.reach for method in result.methods] == [None, None, None]
 
 
 def test_an_encoding_over_an_endless_schedule_has_no_reach() -> None:

@@ -67,7 +67,7 @@ def test_what_is_not_comparable_is_refused_by_name(client: httpx.Client, jobs: l
     assert refusal(client, jobs, baseline="alibi")[:2] == (400, "baseline")
     assert refusal(client, jobs, names="a")[:2] == (400, "names")
     assert refusal(client, jobs[:1])[:2] == (400, "jobs")
-    assert refusal(client, jobs * 5)[2] == "jobs: must be 2 to 8 ids with commas between, and 10 are given"
+    assert refusal(client, jobs * 5)[2] == "jobs: must be 2 to 8 ids with single commas between, and 10 are given"
     assert refusal(client, [jobs[0], "0" * 32])[0] == 404
     answer = client.get(f"/comparisons/{','.join(jobs)}/plot.svg", params={"picture": "none"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "picture")

@@ -22,7 +22,7 @@ const FILES: [name: string, text: string, options?: Record<string, string>][] = 
 ];
 
 type Props = {
-  /** All others are compared with the first. */
+  /** Methods of the others are compared with those of the same name in the first. */
   ids: string[];
   /** Their descriptions, as far as they are in the list. */
   listed: Job[];
@@ -38,7 +38,7 @@ export function Comparison({ ids, listed, clear }: Props) {
     <section class="job comparison" aria-label="Comparison" aria-busy={isComparing}>
       <h3 class="title">Comparison</h3>
       <ol>{ids.map((id) => <li key={id}><Chosen id={id} job={listed.find((one) => one.id === id)} /></li>)}</ol>
-      {ids.length < 2 && <p class="hint" role="status">Choose another job of this evaluation. All others are compared with the first.</p>}
+      {ids.length < 2 && <p class="hint" role="status">Choose another job of this evaluation. Its encodings are compared with the same ones of the first job.</p>}
       <Problem text={error?.message.replace(/^jobs: /, "")} again={error && !isFinal(error) ? again : undefined} />
       <Problem text={failure?.error.message} again={failure?.again} />
       <div class="chips">
