@@ -11,13 +11,16 @@ LISTED_REQUEST = 1 << 14
 
 
 def listed(body: dict[str, Any]) -> dict[str, Any]:
-    """``body`` without its documents. Empty where it is long without them too."""
-    found = _without_documents(body)
-    return found if len(written(found)) <= LISTED_REQUEST else {}
+    """``body`` without its documents, and without their names where these make it long. Empty where it still is."""
+    for fields in (("input",), ("input", "names")):
+        found = _without(body, fields)
+        if len(written(found)) <= LISTED_REQUEST:
+            return found
+    return {}
 
 
-def _without_documents(body: dict[str, Any]) -> dict[str, Any]:
-    found = {name: value for name, value in body.items() if name not in ("input", "names")}
+def _without(body: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
+    found = {name: value for name, value in body.items() if name not in fields}
     if "evaluations" in found:  # the parts of a sweep
-        found["evaluations"] = [_without_documents(part) for part in found["evaluations"]]
+        found["evaluations"] = [_without(part, fields) for part in found["evaluations"]]
     return found

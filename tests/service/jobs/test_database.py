@@ -22,7 +22,7 @@ from sqlalchemy import text
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.jobs.database.opening import VERSION_TABLE, Database, StoreUnusable, _config, default_url
 from service.jobs.database.tables import VERSION, Base
-from service.jobs.storage.listed import LISTED_REQUEST
+from service.jobs.storage.listed import LISTED_REQUEST, listed
 from service.jobs.storage.refusals import TooManyJobBytes
 from service.jobs.storage.store import JobStore
 from service.jobs.storage.terms import Terms
@@ -110,6 +110,12 @@ def test_long_requests_of_former_versions_are_listed_without_their_documents(url
     assert again.request == shown.request != {}
     assert "input" not in again.request
     migrated.close()
+
+
+def test_listings_have_the_names_of_long_documents_where_these_fit() -> None:
+    long = {"evaluation": "perplexity", "input": ["a" * LISTED_REQUEST] * 2}
+    assert listed(long | {"names": ["one", "two"]}) == {"evaluation": "perplexity", "names": ["one", "two"]}
+    assert listed(long | {"names": ["n" * 255] * 100}) == {"evaluation": "perplexity"}
 
 
 def test_sqlite_is_durable_and_keeps_references(sqlite_url: str) -> None:

@@ -50,6 +50,12 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
     document.getElementById(LOOK)?.focus();
     change({ compare: [] });
   };
+  const compare = (ids: string[]) => {
+    change({ compare: ids });
+    if (ids.length > Math.max(settings.compare.length, 1)) {
+      requestAnimationFrame(() => document.querySelector(".comparison")?.scrollIntoView());
+    }
+  };
   const isHere = failure && jobs?.some((one) => one.id === failure.job.id);
   return (
     <div class="jobs">
@@ -69,7 +75,7 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
       {jobs?.length === 0 && <p>No jobs yet: “How far does it read?” starts some.</p>}
       {jobs !== null && jobs.length > 0 && (
         <JobList jobs={jobs} opened={settings.job} open={open} forget={forget}
-          compared={settings.compare} compare={(compare) => change({ compare })} />
+          compared={settings.compare} compare={compare} />
       )}
       {more && <button type="button" onClick={older}>Older jobs</button>}
     </div>

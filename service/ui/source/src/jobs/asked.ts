@@ -6,7 +6,7 @@ const MOST_NAMED = 3;
 /** A name of a built-in document, or a text as long as one. */
 const NAME = /^[\w.-]{1,40}$/;
 
-/** `256 to 1,024 tokens · persuasion`; empty for defaults, and in a list for a long request, which is listed empty. */
+/** `256 to 1,024 tokens · persuasion`; empty for defaults. A list has the names of long texts, and not these. */
 export function askedOf({ request }: Pick<Job, "request">): string {
   return [lengthsOf(request), documentsOf(request)].filter(Boolean).join(" · ");
 }
@@ -20,8 +20,8 @@ function lengthsOf({ lengths, length }: Record<string, unknown>): string {
 
 function documentsOf({ input, names, evaluations }: Record<string, unknown>): string {
   if (Array.isArray(evaluations)) return evaluations.map((one) => one.evaluation).join(", ");
-  if (input === undefined || input === null) return "";
-  const documents: unknown[] = Array.isArray(input) && typeof input[0] !== "number" ? input : [input];
+  const isList = Array.isArray(input) && typeof input[0] !== "number";
+  const documents: unknown[] = isList ? input : input === undefined || input === null ? [] : [input];
   const called = Array.isArray(names) ? (names as string[]) : documents.map(nameOf);
   const more = called.length - MOST_NAMED;
   return called.slice(0, MOST_NAMED).join(", ") + (more > 0 ? ` and ${count(more)} more` : "");
