@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hypothesis import assume
+
 from patches import ResolvedRecipe, RopeGeometry, parse, resolve
 
 Fields = dict[str, Any]
@@ -375,3 +377,12 @@ def request_id(request: Fields) -> str:
     """Short name of a request for test ids."""
     numbers = [f"{k}={v}" for k, v in request.items() if k != "method" and not isinstance(v, list | dict)]
     return "-".join([str(request["method"]), *numbers])
+
+
+def assume_in_reach(fields: Fields, model: RopeGeometry) -> None:
+    """Leave out requests that are refused, as a range of turns that no pair makes."""
+    try:
+        parse(fields).encoding(model)
+    except ValueError as error:
+        assume("is out of reach" not in str(error))
+        raise

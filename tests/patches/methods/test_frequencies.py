@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from patches import RopeGeometry, parse, resolve
 from tests import oracles
-from tests.methods import Fields, request_id, rows
+from tests.methods import Fields, assume_in_reach, request_id, rows
 
 GEOMETRIES = [  # head_dim, rotary_dim, rope_theta, trained length, max_position_embeddings
     (64, 64, 1e4, 256, 256),
@@ -95,15 +95,6 @@ def test_gamma_of_ntk_by_parts_must_be_in_reach() -> None:
     with pytest.raises(ValueError, match=r"^gamma_1: 100 is out of reach"):
         parse({"method": "ntk_by_parts", "factor": 4, "gamma_1": 100.0, "gamma_0": 200.0}).encoding(model)
     check({"method": "ntk_by_parts", "factor": 4, "beta_1": 1e-5, "beta_0": 1e-4}, model, 1024)
-
-
-def assume_in_reach(fields: Fields, model: RopeGeometry) -> None:
-    """Leave out requests that are refused, as a range of turns that no pair makes."""
-    try:
-        parse(fields).encoding(model)
-    except ValueError as error:
-        assume("is out of reach" not in str(error))
-        raise
 
 
 @st.composite

@@ -24,7 +24,7 @@ from patches.attention.layer import Layer
 from patches.batch.segments import Batch
 from patches.encoding.temperature import ConstantTemperature
 from tests import oracles
-from tests.methods import Fields, Row, rows
+from tests.methods import Fields, Row, assume_in_reach, rows
 from tests.models import tiny_model, tiny_tokens
 from tests.patches.distances import effective_distance, plain_distance
 from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of, written
@@ -87,6 +87,7 @@ def test_settings_without_effect_are_plain_rope(name: str, geometry: RopeGeometr
         fields["inv_freq"] = oracles.default(geometry.rope_theta, geometry.rotary_dim)
     if row.bands > 1 or row.reach is not None or row.depends_on_length:
         length = min(length, trained)
+    assume_in_reach(fields, geometry)
     resolved = resolve(parse(fields), geometry, length)
     expected = oracles.default(geometry.rope_theta, geometry.rotary_dim)
     assert resolved.inv_freq == pytest.approx(expected, rel=1e-6)
@@ -103,6 +104,7 @@ def test_inside_the_trained_length_dynamic_ones_are_plain(
     row: Row, hard: bool, geometry: RopeGeometry, data: st.DataObject
 ) -> None:
     fields = row.requests[hard]
+    assume_in_reach(fields, geometry)
     trained = fields.get("original_max_position_embeddings", geometry.original_max_position_embeddings)
     within, past = data.draw(st.integers(1, trained)), data.draw(st.integers(2 * trained, 64 * trained))
     short, long = (resolve(parse(fields), geometry, length) for length in (within, past))
