@@ -58,8 +58,10 @@ def compare(  # noqa: PLR0913 - one argument per option
         fail(f"--baseline: {error}" if error.field == "baseline" else f"{error}{hint}")
     show(result, as_json=as_json, as_csv=as_csv)
     if not (as_json or as_csv):
+        cautions = result.cautions()  # below the table already
         for sentence in result.words():
-            stdout.print(Text(printable(sentence)))
+            if sentence not in cautions:
+                stdout.print(Text(printable(sentence)))
     if report is not None:
         from service.reports.html import report_of
 

@@ -31,6 +31,11 @@ def test_files_are_compared_and_drawn(files: Path) -> None:
     assert "Perplexity against before" in succeeded_plot(files, "change")
 
 
+def test_cautions_are_printed_once(files: Path) -> None:
+    words = " ".join(succeeded("compare", "after.json", "before.json").split())
+    assert words.count("The first result has no partner of alibi (before)") == 1
+
+
 def succeeded_plot(files: Path, picture: str) -> str:
     succeeded("compare", "before.json", "after.json", "--plot", "b.svg", "--picture", picture)
     return (files / "b.svg").read_text()
