@@ -194,21 +194,28 @@ def complete_lengths(units: Sequence[Unit], finished: Collection[int]) -> tuple[
 
 
 def run_units(units: Sequence[Unit]) -> Generator[Progress, None, list[Outcome]]:
-    """Run ``units`` one after another; yields progress after every chunk of tokens."""
+    """Run ``units`` one after another; yields progress after every chunk of tokens, and at the end of each unit."""
     began = time.perf_counter()
     total, done = sum(unit.tokens for unit in units), 0
+
+    def progress(tokens: int, unit: Unit) -> Progress:
+        seconds = time.perf_counter() - began
+        return Progress(tokens_done=tokens, tokens_total=total, label=unit.subject.label, seconds=seconds)
+
     outcomes: list[Outcome] = []
     for unit in units:
-        work = unit.run()
+        work, read = unit.run(), 0
         try:
             while True:
-                done += next(work)
-                seconds = time.perf_counter() - began
-                yield Progress(tokens_done=done, tokens_total=total, label=unit.subject.label, seconds=seconds)
+                read += next(work)
+                yield progress(done + read, unit)
         except StopIteration as stop:
             outcomes.append(stop.value)
         finally:
             work.close()
+        done += unit.tokens
+        if read < unit.tokens:  # a last token is only a target, and an answer may end early
+            yield progress(done, unit)
     return outcomes
 
 

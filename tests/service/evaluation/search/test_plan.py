@@ -22,13 +22,21 @@ from service.evaluation.search.places import split
 from service.evaluation.search.plan import plan_of
 from service.evaluation.search.request import SearchRequest
 from service.evaluation.search.unit import LateUnit
-from service.evaluation.unit import evaluate
+from service.evaluation.unit import evaluate, run_units
 from service.models.registry import ModelRegistry
 from tests.service.conftest import TEXT, tiny_tokenizer
 from tests.service.evaluation.prompting import finish, settings_of
 from tests.service.evaluation.search.made_up import LENGTH, SMALL, answered, planned
 
 SHORT_LISTS = {"method": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+
+
+def test_progress_counts_each_unit_whole(models: ModelRegistry) -> None:
+    """No forward reads the last token of a window, which is only a target."""
+    units = planned(models).units[:3]
+    done = [progress.tokens_done for progress in run_units(units)]
+    assert {LENGTH, 2 * LENGTH, 3 * LENGTH} <= set(done)
+    assert done == sorted(set(done))
 
 
 def test_the_last_half_of_a_window_is_scored(models: ModelRegistry) -> None:
