@@ -47,12 +47,12 @@ def prefill(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
 def decoder(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], torch.Tensor]:
     """A run of ``DECODED`` steps behind ``prompt``, which leaves its cache as it found it."""
     cache = DynamicCache()
-    model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    model(input_ids=prompt, cache=cache, use_cache=True, logits_to_keep=1)
 
     @torch.no_grad()
     def steps() -> torch.Tensor:
         for step in range(DECODED):
-            logits = model(input_ids=prompt[:, step : step + 1], past_key_values=cache, use_cache=True).logits
+            logits = model(input_ids=prompt[:, step : step + 1], cache=cache, use_cache=True).logits
         cache.crop(-DECODED)
         return logits
 

@@ -69,8 +69,8 @@ def loop(model: PreTrainedModel, ids: list[int]) -> np.ndarray:
     tokens, cache, found = torch.tensor(ids), None, []
     for start in range(0, len(ids) - 1, CHUNK):
         stop = min(start + CHUNK, len(ids) - 1)
-        output = model(input_ids=tokens[None, start:stop], past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        output = model(input_ids=tokens[None, start:stop], cache=cache, use_cache=True)
+        cache = output.cache
         logprobs = output.logits[0].float().log_softmax(dim=-1)
         found.append(-logprobs.gather(-1, tokens[start + 1 : stop + 1, None])[:, 0])
     return torch.cat(found).double().numpy()

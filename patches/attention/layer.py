@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from patches.encoding.masks import CAUSAL, LayerMask
 from patches.encoding.recipe import AttentionTemperature
@@ -60,6 +61,19 @@ def index_of(attention: nn.Module) -> int:
     named = "layer_idx" if hasattr(attention, "layer_idx") else "layer_id"  # GPT-Neo
     index: int | None = getattr(attention, named)
     return -1 if index is None else index
+
+
+def is_among_tokens(attention: nn.Module) -> bool:
+    """False for a module that attends to other states of the same token, as to those of earlier layers (Inkling 2).
+
+    It is no layer: it has no index.
+    """
+    return hasattr(attention, "layer_idx") or hasattr(attention, "layer_id")
+
+
+def among_others(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Output [rows, queries, heads, value dim] of an attention that is not among tokens, so no encoding changes it."""
+    return functional.scaled_dot_product_attention(query, key, value, scale=scaling).transpose(1, 2).contiguous()
 
 
 def bias_of(

@@ -9,6 +9,10 @@ from typing import Any
 import torch
 
 
+FORMER_CACHE = "past_key_values"
+"""The name of ``cache`` before transformers 5.24, which models still take."""
+
+
 def parameters_of(method: Callable[..., Any], model: type, name: str) -> Mapping[str, inspect.Parameter]:
     """The parameters of ``method``. If it names none of its arguments, those of ``model.name`` or a base class."""
     own: Mapping[str, inspect.Parameter] = inspect.signature(method).parameters
@@ -28,7 +32,7 @@ def _names_none(parameters: Mapping[str, inspect.Parameter]) -> bool:
 def by_name(
     parameters: Mapping[str, inspect.Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of a call by name, as the seams read them.
+    """The arguments of a call by name, as the seams read them. ``cache`` may have its former name.
 
     Raises:
         TypeError: for an argument that is given twice, or more than there are ``parameters``.
@@ -38,7 +42,13 @@ def by_name(
         raise TypeError(f"{len(args)} arguments without a name, but only {len(names)} have a place")
     if twice := sorted(set(names[: len(args)]) & kwargs.keys()):
         raise TypeError(f"got multiple values for argument {twice[0]!r}")
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if FORMER_CACHE in given:
+        cache = given.pop(FORMER_CACHE)
+        if "cache" in given:
+            raise TypeError(f"got cache twice, also by its former name {FORMER_CACHE}")
+        given["cache"] = cache
+    return given
 
 
 def tokens_of(kwargs: Mapping[str, Any]) -> torch.Tensor:
@@ -67,7 +77,7 @@ def inputs_of(kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | N
         return _of_text(positions, padding), padding
     if padding is not None and not bool(padding.all()):
         return (padding.long().cumsum(1) - 1).clamp_min(0)[:, -tokens.shape[1] :], padding
-    past = kwargs.get("past_key_values")
+    past = kwargs.get("cache")
     seen = 0 if past is None else past.get_seq_length()
     return torch.arange(seen, seen + tokens.shape[1], device=tokens.device)[None], padding
 
@@ -87,7 +97,7 @@ def _padding_mask(kwargs: Mapping[str, Any], new: int) -> torch.Tensor | None:
     Raises:
         ValueError: for masks of a static cache that have fewer columns than tokens were seen.
     """
-    given, past = kwargs.get("attention_mask"), kwargs.get("past_key_values")
+    given, past = kwargs.get("attention_mask"), kwargs.get("cache")
     is_static = bool(getattr(past, "is_compileable", False))
     every = list(given.values()) if isinstance(given, Mapping) else [given]
     masks = [_by_key(mask) for mask in every if isinstance(mask, torch.Tensor) and mask.ndim in (2, *[4] * is_static)]

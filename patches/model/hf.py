@@ -12,13 +12,14 @@ from __future__ import annotations
 import inspect
 import itertools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any
 from weakref import WeakSet
 
 import torch
+from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
@@ -253,6 +254,9 @@ def _put(model: PreTrainedModel, attention_name: str, tables: RotaryTables, seam
         undo.callback(interface._global_mapping.pop, attention_name, None)
     for module in tables.modules:
         replace_forward(module, partial(seams.rotary, module=module), undo)
+    if architecture is not None and architecture.table is not None:
+        for module in _of_classes(model, architecture.rotary):
+            replace_forward(module, partial(architecture.table, seams), undo)
     if architecture is None or architecture.forward is None:
         for config in _every_config(model):  # set_attn_implementation refuses what some parts had (VibeVoice's encoder)
             undo.callback(setattr, config, "_attn_implementation_internal", config._attn_implementation)
@@ -260,9 +264,12 @@ def _put(model: PreTrainedModel, attention_name: str, tables: RotaryTables, seam
         return
     model.config._attn_implementation = attention_name
     undo.callback(setattr, model.config, "_attn_implementation", original)
-    for module in model.modules():
-        if type(module).__name__ in architecture.attention:
-            replace_forward(module, partial(architecture.forward, seams, module), undo)
+    for module in _of_classes(model, architecture.attention):
+        replace_forward(module, partial(architecture.forward, seams, module), undo)
+
+
+def _of_classes(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
+    return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def _parts_that_attend(model: PreTrainedModel) -> list[str]:

@@ -126,7 +126,7 @@ class Patched(Encodings, NotCopied):
             ValueError: for weights of the attention. Also when the keyword argument of ``encoding`` does not fit the
                 rows, their length or their cache.
         """
-        kwargs = by_name(self._parameters, args, kwargs) if args else kwargs
+        kwargs = by_name(self._parameters, args, kwargs)
         self._refuse_other_forwards(kwargs)
         packed = self.carried.get("packed")
         chosen = kwargs.pop(KEYWORD, None)
@@ -135,10 +135,10 @@ class Patched(Encodings, NotCopied):
         encoding = partial(self._encoded, position_ids, chosen, rows)
         written: tuple[ResolvedRecipe, ...] = ()  # by row of a cache, none of several texts in a row
         if packed is None and "position_ids" in kwargs and has_several_texts(position_ids, padding_mask):
-            self._refuse_several_texts(kwargs.get("past_key_values"))
+            self._refuse_several_texts(kwargs.get("cache"))
         elif packed is None:
             written = self.recipes(chosen, rows)
-            refuse_other_keys(kwargs.get("past_key_values"), written)
+            refuse_other_keys(kwargs.get("cache"), written)
         reopened = partial(self._reopened, encoding, padding_mask) if self._checkpoints else None
         with encoding() as encoded:
             if "position_ids" in kwargs:
@@ -150,8 +150,9 @@ class Patched(Encodings, NotCopied):
                 kwargs |= logits_by_index(kwargs, encoded)
             if packed is None or not packed.is_static:
                 self.slots.upload()
-            if packed is not None:  # the rest is for the attention, which has it from the forward
-                kwargs = {name: value for name, value in kwargs.items() if name in self._parameters}
+            if packed is not None:  # the rest, and the paged cache, is for the attention, which has it from the forward
+                kept = self._parameters.keys() - {"cache"}
+                kwargs = {name: value for name, value in kwargs.items() if name in kept}
             recordings = self.carried.get("recordings")
             on_triton = isinstance(packed, PagedBatch) and packed.backend == "triton" and not self.model.training
             with (

@@ -27,16 +27,15 @@ def refuse_other_keys(cache: Any, encodings: tuple[ResolvedRecipe, ...]) -> None
     if not cache.get_seq_length():
         delattr(cache, _ATTRIBUTE)
     elif not written:
-        raise ValueError("past_key_values: rows of several texts take no more tokens")
+        raise ValueError("cache: rows of several texts take no more tokens")
     elif not set(encodings) <= set(written):
         raise ValueError(
-            "past_key_values: its keys were written under another encoding; continue under the same one, or give an "
-            "empty cache"
+            "cache: its keys were written under another encoding; continue under the same one, or give an empty cache"
         )
     elif len(encodings) == len(written):
         row = next(row for row, pair in enumerate(zip(encodings, written, strict=True)) if pair[0] != pair[1])
         raise ValueError(
-            f"past_key_values: the keys of row {row} were written under another encoding; continue rows as they began, "
+            f"cache: the keys of row {row} were written under another encoding; continue rows as they began, "
             "or give an empty cache"
         )
 
@@ -44,7 +43,7 @@ def refuse_other_keys(cache: Any, encodings: tuple[ResolvedRecipe, ...]) -> None
 def mark(output: Any, encodings: tuple[ResolvedRecipe, ...]) -> None:
     """Mark the cache in the ``output`` of a forward: its rows were written under ``encodings``; none of several texts
     in a row."""
-    cache = getattr(output, "past_key_values", None)
+    cache = getattr(output, "cache", None)
     if isinstance(output, tuple):
         cache = next((part for part in output if hasattr(part, "get_seq_length")), None)
     if cache is not None and not hasattr(cache, _ATTRIBUTE):

@@ -211,7 +211,7 @@ def _forward(
     output = patch.model(
         input_ids=torch.tensor([tokens], device=device),
         position_ids=encode(torch.arange(start, start + len(tokens), device=device)[None], request.slot),
-        past_key_values=cache,
+        cache=cache,
         use_cache=True,
     )
-    return output.logits[0].double(), getattr(output, "past_key_values", None)
+    return output.logits[0].double(), getattr(output, "cache", None)

@@ -115,15 +115,15 @@ class RopewayDemoAttention(LlamaAttention):
         hidden_states: torch.Tensor,
         position_embeddings: None = None,
         attention_mask: torch.Tensor | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         projections: tuple[nn.Module, ...] = (self.q_proj, self.k_proj, self.v_proj)
         query, key, value = (
             projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for projection in projections
         )
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         output, weights = attend(self, query, key, value, attention_mask, scaling=self.scaling, **kwargs)
         return self.o_proj(output.flatten(2)), weights
@@ -203,7 +203,7 @@ class RopewayDemoModel(RopewayDemoPreTrainedModel, LlamaModel):
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -211,13 +211,13 @@ class RopewayDemoModel(RopewayDemoPreTrainedModel, LlamaModel):
             inputs_embeds = self.embed_tokens(input_ids) * self.embed_scale
         if self.embed_positions is not None:
             if position_ids is None:
-                seen = 0 if past_key_values is None else past_key_values.get_seq_length()
+                seen = 0 if cache is None else cache.get_seq_length()
                 position_ids = torch.arange(seen, seen + inputs_embeds.shape[1], device=inputs_embeds.device)[None]
             inputs_embeds = inputs_embeds + self.embed_positions(position_ids).to(inputs_embeds.dtype)
         return super().forward(
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             relative_attention_bias=self.relative_attention_bias,
             **kwargs,

@@ -132,6 +132,13 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 0.5,
         "rope_parameters": None,  # by type of layer, made from the others
     },
+    "dory": {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "n_input_layers": 1,
+        "n_recurrent_layers": 1,
+        "n_output_layers": 1,
+    },
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
     "dots3_note_text": {"head_dim": 20},
     "falcon_h1": {"mamba_d_ssm": 128},

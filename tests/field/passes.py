@@ -38,8 +38,8 @@ def decoded(model: PreTrainedModel, rows: Sequence[torch.Tensor], slots: Sequenc
         cache, parts = None, []
         for new in (slice(0, len(row) - NEW), *[slice(at, at + 1) for at in range(len(row) - NEW, len(row))]):
             positions = _positions(model, encoded[None, new])
-            output = model(input_ids=row[None, new], past_key_values=cache, use_cache=True, **positions)
-            cache = getattr(output, "past_key_values", None)
+            output = model(input_ids=row[None, new], cache=cache, use_cache=True, **positions)
+            cache = getattr(output, "cache", None)
             if cache is None:
                 return None
             parts.append(output.logits[0])

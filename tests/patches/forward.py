@@ -66,7 +66,7 @@ def chunked_logits(
             tokens[:, new],
             attention_mask=seen,
             position_ids=position_ids[:, new],
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
         )
         parts.append(output.logits)

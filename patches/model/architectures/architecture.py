@@ -98,7 +98,8 @@ def no_temperature(module: nn.Module) -> None:
 @dataclass(frozen=True)
 class Architecture:
     """``forward(seams, module, ...)`` replaces that of every module of the classes ``attention``, which do not dispatch
-    their attention by name.
+    their attention by name. ``table(seams, x, position_ids)`` replaces that of the classes ``rotary``, which have no
+    frequencies.
 
     ``facts`` are fields of the geometry that the configuration lacks under standard names, ``in_weights`` those that
     only the weights have. ``rotates`` is true for checkpoints with rotary embeddings. ``positions(model)`` are the
@@ -109,6 +110,8 @@ class Architecture:
 
     attention: tuple[str, ...] = ()
     forward: Callable[..., Any] | None = None
+    rotary: tuple[str, ...] = ()
+    table: Callable[..., Any] | None = None
     facts: Callable[[Any], dict[str, Any]] = nothing_to_add
     rotates: Callable[[Any], bool] = always
     positions: Callable[[nn.Module], AbsoluteEmbedding | None] | None = None

@@ -14,14 +14,14 @@ from patches.model.architectures.architecture import Architecture, Seams, never,
 
 
 def forward(
-    seams: Seams, module: Any, hidden_states: torch.Tensor, past_key_values: Any = None, **_: Any
+    seams: Seams, module: Any, hidden_states: torch.Tensor, cache: Any = None, **_: Any
 ) -> tuple[torch.Tensor, None]:
     states = module.Wqkv(hidden_states)
     if module.clip_qkv:
         states = states.clamp(min=-module.clip_qkv, max=module.clip_qkv)
     query, key, value = (split_heads(part, module.head_dim) for part in states.chunk(3, dim=2))
-    if past_key_values is not None:
-        key, value = past_key_values.update(key, value, module.layer_idx)
+    if cache is not None:
+        key, value = cache.update(key, value, module.layer_idx)
     output, _weights = seams.attention(module, query, key, value, None, module.softmax_scale)
     return module.out_proj(output.flatten(2)), None
 

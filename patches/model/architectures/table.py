@@ -8,7 +8,6 @@ from torch import nn
 
 from patches.model.architectures.architecture import Architecture
 from patches.model.architectures.bloom import BLOOM
-from patches.model.architectures.codegen import CODEGEN
 from patches.model.architectures.falcon import FALCON
 from patches.model.architectures.gpt2 import GPT2
 from patches.model.architectures.gpt_neo import GPT_NEO
@@ -27,7 +26,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "afmoe": SLIDING,
     "biogpt": OPT,
     "bloom": BLOOM,
-    "codegen": CODEGEN,
+    "codegen": GPTJ,
     "cohere2": SLIDING,
     "exaone4": EXAONE,
     "falcon": FALCON,

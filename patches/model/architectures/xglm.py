@@ -19,7 +19,7 @@ def forward(
     module: Any,
     hidden_states: torch.Tensor,
     key_value_states: torch.Tensor | None = None,
-    past_key_values: Any = None,
+    cache: Any = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     if key_value_states is not None:
@@ -33,8 +33,8 @@ def forward(
             module.v_proj(hidden_states),
         )
     )
-    if past_key_values is not None:
-        key, value = past_key_values.update(key, value, module.layer_idx)
+    if cache is not None:
+        key, value = cache.update(key, value, module.layer_idx)
     output, _weights = seams.attention(module, query, key, value, None, 1.0)
     return module.out_proj(output.flatten(2)), None
 

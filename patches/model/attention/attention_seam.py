@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from patches.attention.layer import Layer, bias_of, bias_of_blocks, index_of
+from patches.attention.layer import Layer, among_others, bias_of, bias_of_blocks, index_of, is_among_tokens
 from patches.attention.observation import Observer
 from patches.batch.segments import Batch, padded_keys
 from patches.batch.slots import SlotTable
@@ -78,6 +78,8 @@ class AttentionSeam:
         """
         if dropout and module.training:
             raise ValueError(f"attention dropout {dropout:g} does not apply here: load the model with 0 to train it")
+        if not is_among_tokens(module):
+            return among_others(query, key, value, scaling), None
         forward, index = self._forwards.current, index_of(module)
         if self._latent and self._roles.get(index) != "own":
             scaling = query.shape[-1] ** -0.5  # the recipe's temperature has the part that a scaling adds

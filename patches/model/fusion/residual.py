@@ -169,7 +169,7 @@ def _agrees(layer: nn.Module, norms: Norms, x: torch.Tensor) -> bool:
     changed = copy.copy(layer)
     changed.__dict__["_modules"] = {"self_attn": attention, "mlp": mlp, **steps}
     changed.training = False
-    names = ("attention_mask", "position_embeddings", "position_ids", "past_key_values", "use_cache", "other")
+    names = ("attention_mask", "position_embeddings", "position_ids", "cache", "use_cache", "other")
     arguments = {name: object() for name in names}
     found = type(layer).forward(changed, x, **arguments)
 

@@ -59,5 +59,5 @@ def _alike(logits: torch.Tensor, expected: torch.Tensor, model: Any) -> bool:
 def _logits(model: Any, tokens: torch.Tensor, cache: Any, start: int) -> tuple[torch.Tensor, Any]:
     """(float64 logits [tokens, vocabulary], cache or None) after a forward."""
     position_ids = torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
-    output = model(input_ids=tokens, position_ids=position_ids, past_key_values=cache, use_cache=True)
-    return output.logits[0].double(), getattr(output, "past_key_values", None)
+    output = model(input_ids=tokens, position_ids=position_ids, cache=cache, use_cache=True)
+    return output.logits[0].double(), getattr(output, "cache", None)

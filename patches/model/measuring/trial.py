@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from patches.attention.layer import bias_of, index_of
+from patches.attention.layer import among_others, bias_of, index_of, is_among_tokens
 from patches.model.architectures import MaskKind
 from patches.model.measuring.geometry import UnsupportedModel
 from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat, plain_positions, planes_of
@@ -108,6 +108,7 @@ class Trial:
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
+        scaling: float = 1.0,
         *_: Any,
         sliding_window: int | None = None,
         indices: torch.Tensor | None = None,
@@ -123,6 +124,8 @@ class Trial:
         unknown = [name for name, value in others.items() if isinstance(value, torch.Tensor) and name not in UNUSED]
         if unknown:
             raise UnsupportedModel(f"its layers hand {', '.join(unknown)} to their attention, which ours does not have")
+        if not is_among_tokens(module):
+            return among_others(query, key, value, scaling), None
         layer = index_of(module)
         if sliding_window is None and layer not in self._unwindowed:
             sliding_window = self._window_by(attention_mask)

@@ -21,7 +21,7 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 from patches import UnsupportedModel
 
-EXPECTED = "5.23"
+EXPECTED = "5.24"
 
 ATTRIBUTES: dict[type, str] = {
     ContinuousBatchingIOs: "cache device position_ids requests_in_batch num_request_in_batch total_seqlen_q "

@@ -158,10 +158,10 @@ class EncodingManager(ContinuousBatchingManager):
         return processor
 
     @override
-    def _run_generation_loop(self) -> None:
+    def _run_generation_loop(self, use_inference_mode: bool = False) -> None:
         with generation_thread(self._wake_up_loop):
             try:
-                super()._run_generation_loop()
+                super()._run_generation_loop(use_inference_mode)
             finally:  # a step in vain may still write into the cache
                 self._end_steps()
 

@@ -34,11 +34,11 @@ class BatchForward:
         output = self.patch.model(
             input_ids=tokens,
             position_ids=encode(computed + torch.arange(new_tokens, device=device), slots),
-            past_key_values=batch.cache,
+            cache=batch.cache,
             attention_mask=_padding_mask([row.num_computed for row in rows], new_tokens, device),
             **self._options,
         )
-        cache = getattr(output, "past_key_values", None)
+        cache = getattr(output, "cache", None)
         if cache is None:
             raise RuntimeError("its forward returns no cache")
         batch.computed(cache, new_tokens)

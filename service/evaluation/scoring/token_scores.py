@@ -108,12 +108,12 @@ class Reading:
             output = self.patch.model(
                 input_ids=ids[None],
                 position_ids=encode(positions, self.slot)[None],
-                past_key_values=self.cache,
+                cache=self.cache,
                 use_cache=True,
             )
         if self.cache is None and self.patch.sink_window(self.patch.slots[self.slot]) is None:
-            self.patch.ranks.apply(make_room, output.past_key_values, self.tokens)
-        self.cache = output.past_key_values
+            self.patch.ranks.apply(make_room, output.cache, self.tokens)
+        self.cache = output.cache
         self.length += len(ids)
         if evict:
             self.patch.evict(self.cache, self.slot)

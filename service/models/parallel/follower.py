@@ -74,8 +74,8 @@ def _done(message: Message) -> Any:
                 patch.slots.put(slot, resolved)
             with torch.inference_mode() if inference else torch.no_grad(), _carrying(message):
                 output = patch.model(*args, **kwargs)
-            cache = getattr(output, "past_key_values", None)
-            return None if cache is kwargs.get("past_key_values") else cache
+            cache = getattr(output, "cache", None)
+            return None if cache is kwargs.get("cache") else cache
         case Apply(function, args):
             return function(*args)
         case Collect(mass):

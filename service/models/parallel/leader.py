@@ -99,7 +99,7 @@ class Leader(Ranks):
             self._send(Forward(patch, args, kwargs, carried, slots, inference, returns))
             with self._together():
                 output = own(*args, **kwargs)
-            cache = getattr(output, "past_key_values", None)
+            cache = getattr(output, "cache", None)
             if cache is not None:
                 self._names.give(returns, cache)
             return output

@@ -46,9 +46,7 @@ def observed(
     for size in chunks:
         position_ids = encode(torch.arange(start, start + size)[None], slot)
         with torch.no_grad(), patch.observing(mass.observe):
-            patch.model(
-                tokens[:, start : start + size], position_ids=position_ids, past_key_values=cache, use_cache=True
-            )
+            patch.model(tokens[:, start : start + size], position_ids=position_ids, cache=cache, use_cache=True)
         start += size
     assert start == length
     return mass
@@ -223,7 +221,7 @@ def test_refusals() -> None:
         slot = slot_of(patch, {"method": "streaming", "sink_tokens": 3, "window": 8}, 40)
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
-            model(tokens[:, :30], position_ids=encode(torch.arange(30)[None], slot), past_key_values=cache)
+            model(tokens[:, :30], position_ids=encode(torch.arange(30)[None], slot), cache=cache)
             patch.evict(cache, slot)
             with pytest.raises(ValueError, match="evict nothing"), patch.observing(AttentionMass(30, 40).observe):
-                model(tokens[:, 30:], position_ids=encode(torch.arange(30, 40)[None], slot), past_key_values=cache)
+                model(tokens[:, 30:], position_ids=encode(torch.arange(30, 40)[None], slot), cache=cache)

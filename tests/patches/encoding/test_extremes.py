@@ -117,7 +117,7 @@ def finite(patch: Patched, slots: list[int]) -> torch.Tensor:
     encoded = encode(torch.arange(LENGTH)[None], torch.tensor(slots)[:, None])
     cache, parts = DynamicCache(config=patch.model.config), []
     for new in (slice(0, LENGTH - 1), slice(LENGTH - 1, LENGTH)):
-        arguments = {"position_ids": encoded[:, new], "past_key_values": cache, "use_cache": True}
+        arguments = {"position_ids": encoded[:, new], "cache": cache, "use_cache": True}
         parts.append(patch.model(tokens[:, new], attention_mask=torch.ones(len(slots), new.stop), **arguments).logits)
     return torch.cat(parts, 1).isfinite().all(-1).all(-1)
 

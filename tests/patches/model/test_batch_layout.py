@@ -122,9 +122,9 @@ def test_several_texts_in_a_row(family: str, rows: int) -> None:
         if family != "gpt2":
             with pytest.raises(ValueError, match="60 tokens, but the encoding of row 0 reserved 59"):
                 model(ids, position_ids=positions, **patch.encoding("dynamic:2", length=59))
-        cache = model(ids[:, :2], use_cache=True).past_key_values
+        cache = model(ids[:, :2], use_cache=True).cache
         with pytest.raises(ValueError, match="count up by one behind cached tokens"):
-            model(ids, position_ids=positions, past_key_values=cache)
+            model(ids, position_ids=positions, cache=cache)
         with pytest.raises(ValueError, match="rows of several texts take no more tokens"):
             model.generate(ids, position_ids=positions, max_new_tokens=2, do_sample=False)
 

@@ -35,7 +35,7 @@ def step_by_step(model: PreTrainedModel, tokens: torch.Tensor, prompt: int) -> t
     """Logits of a prompt and then token by token, as a server decodes; no slots."""
     cache, parts = DynamicCache(config=model.config), []
     for start, stop in [(0, prompt), *((n, n + 1) for n in range(prompt, tokens.shape[1]))]:
-        parts.append(model(tokens[:, start:stop], past_key_values=cache, use_cache=True).logits)
+        parts.append(model(tokens[:, start:stop], cache=cache, use_cache=True).logits)
     return torch.cat(parts, dim=1)
 
 

@@ -34,7 +34,7 @@ def test_evicted_equals_masked(name: str, chunk: int) -> None:
         for start in range(0, LENGTH, chunk):
             position_ids = encode(torch.arange(start, min(start + chunk, LENGTH))[None], slot)
             new = tokens[:, start : start + chunk]
-            parts.append(model(new, position_ids=position_ids, past_key_values=cache, use_cache=True).logits)
+            parts.append(model(new, position_ids=position_ids, cache=cache, use_cache=True).logits)
             patch.evict(cache, slot)
             assert all(layer.keys.shape[-2] == min(start + new.shape[1], most - 1) for layer in cache.layers)
         assert relative(torch.cat(parts, dim=1), expected) < 2e-5
@@ -55,7 +55,7 @@ def test_a_model_whose_layers_differ_keeps_its_cache() -> None:
     with patched(model) as patch, torch.no_grad():
         slot = slot_of(patch, WINDOWED["window alone"][0], 40)
         cache = DynamicCache(config=model.config)
-        model(tokens, position_ids=encode(torch.arange(40)[None], slot), past_key_values=cache, use_cache=True)
+        model(tokens, position_ids=encode(torch.arange(40)[None], slot), cache=cache, use_cache=True)
         patch.evict(cache, slot)
         assert all(layer.keys.shape[-2] == 40 for layer in cache.layers)
 

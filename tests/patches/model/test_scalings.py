@@ -55,7 +55,7 @@ def last_logits(model: PreTrainedModel, length: int, slot: int, *, whole: bool) 
         model(
             tokens[:, chunk],
             position_ids=positions[:, chunk],
-            past_key_values=parts[-1],
+            cache=parts[-1],
             use_cache=True,
             logits_to_keep=1,
         )
@@ -65,7 +65,7 @@ def last_logits(model: PreTrainedModel, length: int, slot: int, *, whole: bool) 
         columns = [layer for layer in layers for _ in range(REPEATED)]
         keys, values = (torch.cat([getattr(layer, kind) for layer in columns], 2) for kind in ("keys", "values"))
         cache.update(keys[:, :, : length - LAST], values[:, :, : length - LAST], index)
-    output = model(tokens[:, -LAST:], position_ids=positions[:, -LAST:], past_key_values=cache, use_cache=True)
+    output = model(tokens[:, -LAST:], position_ids=positions[:, -LAST:], cache=cache, use_cache=True)
     assert cache.get_seq_length() == length
     logits: torch.Tensor = output.logits
     return logits

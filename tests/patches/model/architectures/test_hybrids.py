@@ -84,6 +84,6 @@ def test_a_cache_with_recurrent_states(kind: str) -> None:
             expected, cache, steps = logits_of(model, tokens, slot), DynamicCache(config=model.config), []
             for low, high in [(0, 20), *((at, at + 1) for at in range(20, 30))]:
                 position_ids = encode(torch.arange(low, high)[None], slot)
-                steps.append(model(tokens[:, low:high], position_ids=position_ids, past_key_values=cache).logits)
+                steps.append(model(tokens[:, low:high], position_ids=position_ids, cache=cache).logits)
                 patch.evict(cache, slot)
             assert relative(torch.cat(steps, 1), expected) < 3e-5, name

@@ -58,7 +58,7 @@ def test_temperatures_multiply_learned_logits(kind: str) -> None:
     model, tokens = tiny_model(kind), tiny_tokens(1, WINDOW)
     with torch.no_grad():
         for layer in model.model.layers:
-            layer.self_attn.q_proj.weight.zero_()
+            next(layer.self_attn.q_proj.parameters()).zero_()
     with patched(model) as patch:
         warm = slot_of(patch, {"method": "none", "attention_temperature": 2.0}, WINDOW)
         assert relative(logits_of(model, tokens, warm), logits_of(model, tokens)) > 1e-3

@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from patches import UnsupportedModel, patched
 from tests import architectures
-from tests.field.configurations import shrunk
+from tests.field.configurations import shrunk, tiny_model
 from tests.models import randomise, tiny_tokens
 from tests.patches.forward import logits_of
 from tests.patches.model.architectures.checks import SHORT_FORMS, by_kind, equals_reference, equals_transformers
@@ -22,7 +22,7 @@ from tests.patches.model.test_patched import logits_of_unpatched, same, state_of
 SECTIONS = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
 SPECIAL = {"image_token_id": 126, "video_token_id": 127, "vision_start_token_id": 125, "image_token_index": 126}
 TYPES = (
-    *("gemma3", "gemma4", "gemma4_unified", "glm5_next", "got_ocr2", "internvl", "lfm2_vl", "llama4", "mistral3"),
+    *("gemma3", "gemma4", "gemma4_unified", "glm5_next", "got_ocr2", "internvl", "lfm2_vl", "mistral3"),
     *("qwen2_5_vl", "qwen3_5", "qwen3_vl"),
 )
 WITHOUT_POSITIONS, STILL = ("glm5_next",), ("streaming", "alibi")
@@ -35,8 +35,6 @@ def wrapper(kind: str, **scaling: Any) -> PreTrainedModel:
     config: Any = shrunk(CONFIG_MAPPING[kind]())
     if kind.startswith("qwen"):
         config.text_config.rope_parameters |= SECTIONS | scaling
-    if kind == "llama4":  # transformers' temperature counts padding, ours counts positions
-        config.text_config.floor_scale = 8192
     for name in SPECIAL:
         if hasattr(config, name):
             setattr(config, name, SPECIAL[name])
@@ -118,8 +116,12 @@ def test_a_cache_that_keeps_the_first_forward_takes_whole_prompts(kind: str) -> 
 
 
 @kinds("llama4")
-def test_temperatures_of_the_language_model_follow_positions(kind: str) -> None:
-    with patched(wrapper(kind)) as patch:
+def test_the_whole_fails_in_transformers_itself(kind: str) -> None:
+    """It reads image features where its language model has none. A server loads the language model alone."""
+    model = wrapper(kind)
+    with pytest.raises(AttributeError, match="image_outputs"):
+        model(tiny_tokens(1, 8))
+    with patched(tiny_model("llama4_text")) as patch:
         assert patch.attention_seam.temperatures.keys() == {
             layer for layer, role in patch.roles.items() if role == "never"
         }

@@ -118,7 +118,7 @@ def test_layers_are_compared_by_all_that_they_do() -> None:
         return forward(x, **given) * 1.001
 
     def without_cache(forward: Any, x: torch.Tensor, given: dict[str, Any]) -> Any:
-        return forward(x, **given | {"past_key_values": None})
+        return forward(x, **given | {"cache": None})
 
     def as_tuple(forward: Any, x: torch.Tensor, given: dict[str, Any]) -> Any:
         return (forward(x, **given),)

@@ -28,51 +28,49 @@ def test_a_cache_continues_under_its_own_encoding_only(copied: bool, patch: Patc
         expected = patch.model(tokens, **yarn).logits[:, -2:]
         written = {"yarn": patch.model(tokens[:, :-2], **yarn), "none": patch.model(tokens[:, :-2])}
         as_tuple = patch.model(tokens[:, :-2], return_dict=False, **yarn)
-        caches = {name: output.past_key_values for name, output in written.items()} | {"tuple": as_tuple[1]}
+        caches = {name: output.cache for name, output in written.items()} | {"tuple": as_tuple[1]}
         caches = copy.deepcopy(caches) if copied else caches
         refused = (("yarn", {}), ("tuple", {}), ("yarn", patch.encoding("default")), ("none", yarn))
         for name, other in refused:
-            with pytest.raises(ValueError, match="past_key_values: its keys were written under another encoding"):
-                patch.model(tokens[:, -2:], past_key_values=caches[name], **other)
+            with pytest.raises(ValueError, match="cache: its keys were written under another encoding"):
+                patch.model(tokens[:, -2:], cache=caches[name], **other)
         for name in ("yarn", "tuple"):
-            assert (
-                relative(patch.model(tokens[:, -2:], past_key_values=caches[name], **yarn).logits, expected) < TOLERANCE
-            )
-        again = patch.model(tokens[:, -2:], past_key_values=caches["none"], **patch.encoding("default")).logits
+            assert relative(patch.model(tokens[:, -2:], cache=caches[name], **yarn).logits, expected) < TOLERANCE
+        again = patch.model(tokens[:, -2:], cache=caches["none"], **patch.encoding("default")).logits
         assert relative(again, patch.model(tokens).logits[:, -2:]) < TOLERANCE
 
 
 def test_an_empty_cache_takes_any_encoding(patch: Patched) -> None:
     tokens = tiny_tokens(1, 40)
     with torch.no_grad():
-        cache = patch.model(tokens, **patch.encoding("yarn:4")).past_key_values
+        cache = patch.model(tokens, **patch.encoding("yarn:4")).cache
         cache.crop(-40)
         assert cache.get_seq_length() == 0
-        plain = patch.model(tokens, past_key_values=cache).logits
+        plain = patch.model(tokens, cache=cache).logits
         assert relative(plain, patch.model(tokens).logits) < TOLERANCE
-        patch.model(tokens[:, :1], past_key_values=cache)
-        both = patch.model(tokens.expand(2, -1), **patch.encoding(["yarn:4", "alibi"])).past_key_values
+        patch.model(tokens[:, :1], cache=cache)
+        both = patch.model(tokens.expand(2, -1), **patch.encoding(["yarn:4", "alibi"])).cache
         both.crop(-40)
-        patch.model(tokens.expand(2, -1), past_key_values=both, **patch.encoding("yarn:4"))
+        patch.model(tokens.expand(2, -1), cache=both, **patch.encoding("yarn:4"))
         with pytest.raises(ValueError, match="under another encoding"):
-            patch.model(tokens.expand(2, -1), past_key_values=both, **patch.encoding("alibi"))
+            patch.model(tokens.expand(2, -1), cache=both, **patch.encoding("alibi"))
 
 
 def test_learned_keys_before_a_prompt_have_no_encoding(patch: Patched) -> None:
     """A prefix of peft is a cache that no forward wrote."""
-    written = patch.model(tiny_tokens(1, 4)).past_key_values
+    written = patch.model(tiny_tokens(1, 4)).cache
     prefix = DynamicCache([(layer.keys, layer.values) for layer in written.layers])
-    patch.model(tiny_tokens(1, 9), past_key_values=prefix, **patch.encoding("yarn:4"))
+    patch.model(tiny_tokens(1, 9), cache=prefix, **patch.encoding("yarn:4"))
     with pytest.raises(ValueError, match="under another encoding"):
-        patch.model(tiny_tokens(1, 9), past_key_values=prefix)
+        patch.model(tiny_tokens(1, 9), cache=prefix)
 
 
 def test_rows_of_a_cache_may_be_fewer(patch: Patched) -> None:
     tokens, chosen = tiny_tokens(2, 40), ["yarn:4", "alibi"]
     with torch.no_grad():
-        cache = patch.model(tokens[:, :-2], **patch.encoding(chosen)).past_key_values
+        cache = patch.model(tokens[:, :-2], **patch.encoding(chosen)).cache
         cache.batch_select_indices(torch.tensor([1]))
-        result = patch.model(tokens[1:, -2:], past_key_values=cache, **patch.encoding("alibi")).logits
+        result = patch.model(tokens[1:, -2:], cache=cache, **patch.encoding("alibi")).logits
         expected = patch.model(tokens[1:], **patch.encoding("alibi")).logits[:, -2:]
     assert relative(result, expected) < TOLERANCE
 
@@ -81,12 +79,12 @@ def test_rows_of_a_cache_may_be_fewer(patch: Patched) -> None:
 def test_each_row_of_a_cache_continues_under_its_own_encoding(patch: Patched) -> None:
     tokens, encodings = tiny_tokens(2, 40), ["yarn:4", "default"]
     expected = patch.model(tokens, **patch.encoding(encodings)).logits[:, -2:]
-    cache = patch.model(tokens[:, :-2], **patch.encoding(encodings)).past_key_values
+    cache = patch.model(tokens[:, :-2], **patch.encoding(encodings)).cache
     refused = (patch.encoding(encodings[::-1]), patch.encoding("yarn:4"), patch.encoding("default"), {})
     for other, row in zip(refused, (0, 1, 0, 0), strict=True):
-        with pytest.raises(ValueError, match=f"past_key_values: the keys of row {row} were written under another"):
-            patch.model(tokens[:, -2:], past_key_values=cache, **other)
-    result = patch.model(tokens[:, -2:], past_key_values=cache, **patch.encoding(encodings)).logits
+        with pytest.raises(ValueError, match=f"cache: the keys of row {row} were written under another"):
+            patch.model(tokens[:, -2:], cache=cache, **other)
+    result = patch.model(tokens[:, -2:], cache=cache, **patch.encoding(encodings)).logits
     assert relative(result, expected) < TOLERANCE
 
 
@@ -108,26 +106,26 @@ COPIES: dict[str, Callable[[DynamicCache], DynamicCache]] = {
 def test_encodings_of_a_cache_follow_its_rows(change: str, copied: str, patch: Patched) -> None:
     tokens, encodings = tiny_tokens(2, 40), ["yarn:4", "alibi"]
     expected = patch.model(tokens, **patch.encoding(encodings)).logits[:, -2:]
-    original = patch.model(tokens[:, :-2], **patch.encoding(encodings)).past_key_values
+    original = patch.model(tokens[:, :-2], **patch.encoding(encodings)).cache
     cache = COPIES[copied](original)
     assert isinstance(cache, DynamicCache)
     apply, rows = CHANGES[change]
     apply(cache)
     wrong = patch.encoding([encodings[row] for row in (*rows[1:], rows[0])])
-    with pytest.raises(ValueError, match="past_key_values: the keys of row"):
-        patch.model(tokens[rows, -2:], past_key_values=cache, **wrong)
+    with pytest.raises(ValueError, match="cache: the keys of row"):
+        patch.model(tokens[rows, -2:], cache=cache, **wrong)
     own = patch.encoding([encodings[row] for row in rows])
-    result = patch.model(tokens[rows, -2:], past_key_values=cache, **own).logits
+    result = patch.model(tokens[rows, -2:], cache=cache, **own).logits
     assert relative(result, expected[rows]) < TOLERANCE
     if copied != "itself":
-        again = patch.model(tokens[:, -2:], past_key_values=original, **patch.encoding(encodings)).logits
+        again = patch.model(tokens[:, -2:], cache=original, **patch.encoding(encodings)).logits
         assert relative(again, expected) < TOLERANCE, "a copy has marks of its own"
 
 
 @torch.no_grad()
 def test_a_cache_of_several_encodings_is_freed_at_once(patch: Patched) -> None:
     """Without a collection of garbage, which comes too late for a GPU."""
-    cache = patch.model(tiny_tokens(2, 9), **patch.encoding(["yarn:4", "alibi"])).past_key_values
+    cache = patch.model(tiny_tokens(2, 9), **patch.encoding(["yarn:4", "alibi"])).cache
     seen = weakref.ref(cache)
     gc.disable()
     try:
@@ -145,9 +143,9 @@ def test_arguments_in_their_places_are_those_by_name(family: str) -> None:
     expected = model(tokens).logits[:, -2:]
     with patched(model) as patch:
         cache, other = (
-            model(tokens[:, :-2], use_cache=True, **options).past_key_values for options in ({}, patch.encoding("none"))
+            model(tokens[:, :-2], use_cache=True, **options).cache for options in ({}, patch.encoding("none"))
         )
-        before = [None] * (names.index("past_key_values") - 1)
+        before = [None] * (names.index("cache") - 1)
         assert relative(model(tokens[:, -2:], *before, cache).logits, expected) < TOLERANCE
         result = model(tokens[:, -2:], *before, other, **patch.encoding("none")).logits
         assert relative(result, model(tokens, **patch.encoding("none")).logits[:, -2:]) < TOLERANCE

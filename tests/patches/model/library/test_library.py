@@ -174,9 +174,9 @@ def test_a_conversation_continues_in_its_cache(patch: Patched) -> None:
     tokens, cache = tiny_tokens(1, 70), DynamicCache(config=patch.model.config)
     chosen = patch.encoding("self_extend")
     options: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, **chosen}
-    first = patch.model.generate(tokens, past_key_values=cache, **options)
+    first = patch.model.generate(tokens, cache=cache, **options)
     longer = torch.cat((first, tiny_tokens(1, 8, seed=1)), dim=1)
-    again = patch.model.generate(longer, past_key_values=cache, **options)
+    again = patch.model.generate(longer, cache=cache, **options)
     assert torch.equal(again, patch.model.generate(longer, **options))
 
 

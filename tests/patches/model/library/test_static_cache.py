@@ -69,7 +69,7 @@ def test_masks_that_do_not_show_the_padding_are_refused() -> None:
     model, tokens = tiny_model("qwen3")[1], tiny_tokens(1, 40)
     with patched(model):
         cache = StaticCache(model.config, max_cache_len=40)
-        model(tokens[:, :20], past_key_values=cache)
+        model(tokens[:, :20], cache=cache)
         masks = {"full_attention": torch.ones(1, 20)}
         with pytest.raises(ValueError, match="attention_mask: 20 columns do not show the padding of 40 tokens"):
-            model(tokens[:, 20:], attention_mask=masks, past_key_values=cache)
+            model(tokens[:, 20:], attention_mask=masks, cache=cache)

@@ -88,10 +88,10 @@ def test_layers_with_states_have_room_too(kind: str) -> None:
     model, found = hybrid_model(kind), []
     for room in (0, 30):
         with torch.no_grad():
-            cache = model(tiny_tokens(2, 9), use_cache=True).past_key_values
+            cache = model(tiny_tokens(2, 9), use_cache=True).cache
             if room:
                 make_room(cache, room)
-            found.append([model(tiny_tokens(2, 1), past_key_values=cache).logits for _ in range(5)])
+            found.append([model(tiny_tokens(2, 1), cache=cache).logits for _ in range(5)])
     assert any(isinstance(layer, RoomyLayer) for layer in cache.layers)
     assert all(torch.equal(*both) for both in zip(*found, strict=True))
 

@@ -134,7 +134,7 @@ def test_the_cache_stays_transformers_own(checkpoints: Path) -> None:
     """A guard on the assumption behind chunking: a fresh forward hands back a growing cache."""
     model = AutoModelForCausalLM.from_pretrained(checkpoints / "tiny")
     output = model(torch.tensor([[2, 3, 4]]), use_cache=True)
-    assert isinstance(output.past_key_values, DynamicCache)
+    assert isinstance(output.cache, DynamicCache)
 
 
 def score(client: httpx.Client, **body: Any) -> dict[str, Any]:

@@ -121,8 +121,8 @@ def test_a_prompt_at_once_in_chunks_and_by_tokens_differs_by_rounding() -> None:
     for size in (10, 4, 1):
         cache, found = None, []
         for chunk in tokens.split(size, dim=1):
-            output = model(chunk, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = model(chunk, cache=cache, use_cache=True)
+            cache = output.cache
             found.append(output.logits)
         assert float((torch.cat(found, 1) - at_once).abs().max()) < 1e-5 * float(at_once.abs().max())
 

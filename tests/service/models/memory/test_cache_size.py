@@ -78,7 +78,7 @@ def test_only_layers_that_attend_have_keys(kind: str) -> None:
     """As many bytes as the cache of transformers has, before the first window ends."""
     model, tokens = configurations.tiny_model(kind), 20
     with torch.no_grad():
-        cache = model(torch.arange(3, 3 + tokens)[None], use_cache=True).past_key_values
+        cache = model(torch.arange(3, 3 + tokens)[None], use_cache=True).cache
     with patched(model) as patch:
         assert tokens * cache_bytes_per_token(patch) == sizes(cache)[0]
 
