@@ -38,7 +38,7 @@ SHARED = "full_attention"
 """The type of layer whose encoding requests choose, where a configuration has an object per type."""
 
 CHUNKS = "dual_chunk_attention_config"
-"""Entry for dual chunk attention (Qwen2.5-1M, arXiv:2501.15383), which vLLM reads and transformers 5.23 does not."""
+"""Entry for dual chunk attention (Qwen2.5-1M, arXiv:2501.15383), which vLLM reads and transformers 5.24 does not."""
 
 SCALING = {
     *("rope_type", "type", "rope_theta", "factor", "attention_factor", "attn_factor", "alpha"),

@@ -266,7 +266,7 @@ last tokens agree within 2e-5, behind a cache of all earlier keys. No extension 
 - A position map without `base` uses the declared scaling once.
 
 Checkpoints for a million tokens (Qwen2.5-1M, Qwen3-2507) declare dual chunk attention in
-`dual_chunk_attention_config`. The code of transformers 5.23 passes over it. So its logits differ beyond the first chunk
+`dual_chunk_attention_config`. The code of transformers 5.24 passes over it. So its logits differ beyond the first chunk
 of `chunk_size` - `local_size` tokens, and beyond the trained length. Here `default` has the rotation and the
 temperature of vLLM's code, and no sparse attention. The temperature is that of the reserved length. In vLLM it follows
 the growing length of a text, and cached keys keep the factor of their time. Plain RoPE, as in transformers, is

@@ -34,7 +34,7 @@ class Schedule(Protocol):
 
 
 class RopeType(StrEnum):
-    """Kinds of scaling by their names in transformers' ``rope_parameters`` (5.23), which other systems read too."""
+    """Kinds of scaling by their names in transformers' ``rope_parameters`` (5.24), which other systems read too."""
 
     DEFAULT = "default"
     LINEAR = "linear"

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-
 FORMER_CACHE = "past_key_values"
 """The name of ``cache`` before transformers 5.24, which models still take."""
 

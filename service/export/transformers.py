@@ -19,12 +19,12 @@ TYPES = {
 
 class Transformers(Target):
     name: ClassVar[str] = "transformers"
-    version: ClassVar[str] = "5.23.0"
+    version: ClassVar[str] = "5.24.0"
     documentation: ClassVar[str] = "https://huggingface.co/docs/transformers/internal/rope_utils"
     apply: ClassVar[str] = "Pass the entries to `from_pretrained`, or write them into `config.json`."
 
     def express(self, wanted: Wanted) -> Expression:
-        # 5.23 looks for "truncate" beside the types of layers, so an entry within a type has no effect.
+        # 5.24 looks for "truncate" beside the types of layers, so an entry within a type has no effect.
         by_layer = is_by_layer(wanted.own)
         form = first(wanted, TYPES, lambda form: not (by_layer and "truncate" in form), reads_mscale=True)
         longest = wanted.length

@@ -55,7 +55,7 @@ def facts(config: Any) -> dict[str, Any]:
 
 
 def agrees(config: Any) -> bool:
-    """With ALiBi, transformers' eager attention differs from its own SDPA (5.23)."""
+    """With ALiBi, transformers' eager attention differs from its own SDPA (5.24)."""
     return rotates(config)
 
 

@@ -1,4 +1,4 @@
-"""GPT-J and CodeGen: their rotary module has a table up to the trained length, of sines before cosines, one per pair."""
+"""GPT-J and CodeGen: their rotary module has a table up to the trained length, sines first, one number per pair."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Inkling: layers without a window scale their scores by the number of tokens that their cache has seen.
 
-Padding counts too. While patched, the scale follows the positions of each sequence instead. transformers 5.23 reads
+Padding counts too. While patched, the scale follows the positions of each sequence instead. transformers 5.24 reads
 ``is_sliding`` in a forward for this scale only.
 """
 

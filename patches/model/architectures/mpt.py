@@ -1,7 +1,7 @@
 """MPT: ALiBi, with its exponent in the configuration, and clipped projections.
 
 Equal to transformers within float32 rounding for ``alibi_bias_max`` 8. Another value takes effect here.
-transformers 5.23 ignores it, although the weights were trained with it.
+transformers 5.24 ignores it, although the weights were trained with it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measurement of a model's cache: do its layers go on with a second chunk of tokens as with single ones?
 
 Some recurrent layers start from an empty state whenever a forward has several tokens. The selective scan of Mamba, for
-one, has no initial state in transformers 5.23. The numbers of such layers are right for a whole prompt and for single
+one, has no initial state in transformers 5.24. The numbers of such layers are right for a whole prompt and for single
 tokens only. A model that keeps its states in its modules returns no cache at all (RecurrentGemma).
 """
 

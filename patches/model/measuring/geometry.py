@@ -182,7 +182,7 @@ def _rope_parameters(config: Any, table: RotaryTable) -> dict[str, Any]:
     """Parameters of the rotary table that requests choose."""
     parameters = getattr(getattr(table.module, "config", config), "rope_parameters", None) or {}
     if table.layer_type in parameters:
-        # transformers looks for "truncate" beside the layer types (5.23), so what a type says has no effect.
+        # transformers looks for "truncate" beside the layer types (5.24), so what a type says has no effect.
         return {name: value for name, value in parameters[table.layer_type].items() if name != "truncate"}
     if "rope_theta" not in parameters:
         raise UnsupportedModel("its configuration has no rope_parameters for its rotary module")

@@ -171,7 +171,7 @@ def _with_adapter(model: Any, folder: Path) -> tuple[Any, dict[str, torch.Tensor
     config.inference_mode, config.base_model_name_or_path = True, None
     weights = load_peft_weights(str(folder), device=str(model.device))
     with warnings.catch_warnings():
-        # peft 0.21 reads a name that transformers 5.23 deprecates.
+        # peft 0.21 reads a name that transformers 5.24 deprecates.
         warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
         # Tied weights are two parameters here. The configuration still says tied: so peft gives tokens that were
         # trained in the embedding to the output layer too.

@@ -8,7 +8,7 @@ from typing import Any
 from transformers.distributed.configuration_utils import DistributedConfig
 
 WRONGLY_DIVIDED = {"hrm_text", "youtu"}
-"""Types whose weights transformers 5.23 loads wrong under its own plan, as ``python -m tests.field.parallel`` found."""
+"""Types whose weights transformers 5.24 loads wrong under its own plan, as ``python -m tests.field.parallel`` found."""
 
 
 def arguments_of(config: Any, ranks: int) -> dict[str, Any]:

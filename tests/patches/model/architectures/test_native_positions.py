@@ -62,7 +62,7 @@ def test_bloom_extended_is_bloom_with_smaller_slopes(monkeypatch: pytest.MonkeyP
 
 
 def test_mpt_takes_its_own_exponent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers 5.23 ignores ``alibi_bias_max``; with it in effect there, the two are equal again."""
+    """transformers 5.24 ignores ``alibi_bias_max``; with it in effect there, the two are equal again."""
     model, tokens = model_of("mpt", attn_config={"alibi_bias_max": 16}), tiny_tokens(1, TRAINED_LENGTH)
     with patched(model) as patch:
         assert patch.describe(parse({"method": "default"}), 10)["alibi_bias_max"] == 16.0
@@ -87,7 +87,7 @@ def test_mpt_without_alibi_is_refused() -> None:
 
 
 def test_falcon_rw_in_the_open_counts_its_bias_twice_in_transformers() -> None:
-    """SDPA is the reference: in 5.23 the eager path adds the bias to scores and to the mask. When this
+    """SDPA is the reference: in 5.24 the eager path adds the bias to scores and to the mask. When this
     fails, it is mended there, and eager can be compared with as well."""
     eager, sdpa = (tiny_model("falcon_rw", attn_implementation=name)[1] for name in ("eager", "sdpa"))
     tokens = tiny_tokens(1, TRAINED_LENGTH)

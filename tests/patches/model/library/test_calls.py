@@ -135,6 +135,19 @@ def test_a_cache_of_several_encodings_is_freed_at_once(patch: Patched) -> None:
         gc.enable()
 
 
+@torch.no_grad()
+def test_a_cache_by_its_former_name(patch: Patched) -> None:
+    tokens = tiny_tokens(1, 9)
+    written = [patch.model(tokens[:, :-2], **patch.encoding("yarn:4")).cache for _ in range(2)]
+    expected = patch.model(tokens[:, -2:], cache=written[0], **patch.encoding("yarn:4")).logits
+    found = patch.model(tokens[:, -2:], past_key_values=written[1], **patch.encoding("yarn:4")).logits
+    assert torch.equal(found, expected)
+    with pytest.raises(ValueError, match="cache: its keys were written under another encoding"):
+        patch.model(tokens[:, -2:], past_key_values=written[1])
+    with pytest.raises(TypeError, match="got cache twice"):
+        patch.model(tokens[:, -2:], past_key_values=written[1], cache=written[0])
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mpt"])
 @torch.no_grad()
 def test_arguments_in_their_places_are_those_by_name(family: str) -> None:

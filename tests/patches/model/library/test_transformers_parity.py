@@ -150,7 +150,7 @@ def test_native_rope_parameters_as_a_request_and_as_the_default(family: str) -> 
         for tokens, before, logits in zip(batches, unscaled, expected, strict=True):
             untouched = name == "dynamic" and tokens.shape[1] == BELOW
             assert (relative(before, logits) > 0.01) is not untouched, f"{name} must matter"
-        # transformers (5.23) ignores "truncate" in rope_parameters by layer type; a request's takes effect.
+        # transformers (5.24) ignores "truncate" in rope_parameters by layer type; a request's takes effect.
         if family not in BY_LAYER_TYPE or "truncated" not in name:
             check_request(plain, rope_parameters, batches, expected)
         check_default(native, rope_parameters, batches, expected)
