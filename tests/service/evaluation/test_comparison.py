@@ -17,6 +17,7 @@ from service.evaluation.results import DocumentInfo, Interval, Partial
 from service.evaluation.retrieval.results import DepthMethod, DepthScore, LengthScore, PasskeyResult, SampleResult
 from service.evaluation.retrieval.scores import averages
 from service.evaluation.setup import ModelSetup, Setup
+from service.reports.html import facts_of
 from tests.service.figures import measured
 from tests.service.results import result_of
 
@@ -210,7 +211,7 @@ class TestPerplexity:
         named[0].result.trained_length = 128
         named[1].result.partial = Partial(units_done=1, units_total=2, missing={"alibi": 1})
         assert compared(named).cautions() == [
-            "b is partial: 1 of 2 units are finished; missing: alibi (1).",
+            "b is partial: 1 of 2 units are finished.",
             "The trained lengths are 128 tokens of a and 256 tokens of b.",
             "The dtype differs: float32 in a and bfloat16 in b.",
             "The quantization differs: none in a and int8 in b.",
@@ -230,6 +231,9 @@ class TestPerplexity:
         assert result.partial is not None
         assert result.partial.words() == "4 of 7 units are finished; missing: alibi (a) (1), alibi (c) (2)"
         assert result.words()[0].startswith("At the lengths and of the methods that finished: At 512 tokens")
+        facts = dict(facts_of(result))
+        assert facts["partial"] == result.partial.words()
+        assert "missing" not in facts["sources"]
 
 
 class TestShares:
