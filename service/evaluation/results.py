@@ -97,6 +97,29 @@ class Overview(NamedTuple):
     caption: str
 
 
+class Beside(NamedTuple):
+    """A number beside that of a partner, as text: with its 95 % interval, and whether the difference is sure."""
+
+    text: str
+    interval: tuple[str, str] | None
+    is_sure: bool
+
+    @property
+    def marked(self) -> str:
+        """The number, with a star if the difference is sure."""
+        return f"{self.text}{'*' if self.is_sure else ''}"
+
+
+class Changes(NamedTuple):
+    """Numbers beside those of partners, by length. ``by_method`` has one mapping for each of ``names``; ``mark``
+    explains the mark of sure ones."""
+
+    title: str
+    mark: str
+    names: list[str]
+    by_method: Sequence[Mapping[int, Beside]]
+
+
 class Overlap(BaseModel):
     """Index of an earlier document, and the share of the shorter one's text that both have."""
 
@@ -235,6 +258,10 @@ class EvaluationResult(BaseModel, ABC):
 
     def overview(self) -> Overview | None:
         """The table of a result without scores; None for all others."""
+        return None
+
+    def changes(self) -> Changes | None:
+        """Its numbers beside those of partners; None but for comparisons."""
         return None
 
     def policy(self, created: datetime) -> Policy | None:

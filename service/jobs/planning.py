@@ -57,8 +57,11 @@ def request_of(body: dict[str, Any]) -> EvaluationRequest:
 
 
 def body_of(request: EvaluationRequest) -> dict[str, Any]:
-    """The body as a client would send it, with the names of the evaluation and of each method."""
+    """The body as a client would send it, with the names of the evaluation and of each method. A default text is in it
+    too: listings show it."""
     body = request.model_dump(mode="json", exclude_unset=True) | {"evaluation": request.evaluation}
+    if "input" not in body and request.reads_documents(body) and request.texts():
+        body["input"] = request.texts()[0]
     if "methods" in body:
         pairs = zip(request.methods, body["methods"], strict=True)
         body["methods"] = [{"method": method.method} | fields for method, fields in pairs]

@@ -155,7 +155,8 @@ def _fact(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name.replace('_', ' ')} {_fact(inner)}" for name, inner in value.items() if name != "pe")
+        shown = {name: inner for name, inner in value.items() if name not in ("pe", "partial")}
+        return ", ".join(f"{name.replace('_', ' ')} {_fact(inner)}" for name, inner in shown.items())
     if isinstance(value, list):
         return ", ".join(_fact(item) for item in value)
     if isinstance(value, int | float):

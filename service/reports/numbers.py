@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from service.evaluation.results import EvaluationResult, Score, Scores
+from service.evaluation.results import Beside, Changes, EvaluationResult, Score, Scores
 from service.evaluation.statistics.separation import ratio_note
 from service.figures.drawing.axes import spread
 
@@ -37,8 +37,11 @@ class AllNumbers(NamedTuple):
 
 
 def summaries(result: EvaluationResult) -> list[Table]:
-    """The main numbers by method and length; of a sweep, one table per part. Of many lengths some are shown."""
-    return [_summary(part, result.scope()) for part in result.parts()]
+    """The main numbers by method and length, then those beside partners; of a sweep, one table per part. Of many
+    lengths some are shown."""
+    changes = result.changes()
+    beside = [] if changes is None else [_beside(changes)]
+    return [*(_summary(part, result.scope()) for part in result.parts()), *beside]
 
 
 def intervals_note(result: EvaluationResult) -> str:
@@ -80,6 +83,21 @@ def _summary(result: EvaluationResult, scope: str) -> Table:
     better = "lower is better" if scores.lower_is_better else "higher is better"
     caption = f"{scores.title} by {scores.by}, tokens ({better}){scope and f', {scope}'}"
     return Table(caption, ["method", *(f"{length:,}" for length in lengths)], rows)
+
+
+def _beside(changes: Changes) -> Table:
+    lengths = spread(sorted({length for by_length in changes.by_method for length in by_length}), MOST_COLUMNS)
+    rows = [
+        (name, [_beside_cell(by_length.get(n)) for n in lengths])
+        for name, by_length in zip(changes.names, changes.by_method, strict=True)
+    ]
+    return Table(f"{changes.title} ({changes.mark})", ["method", *(f"{length:,}" for length in lengths)], rows)
+
+
+def _beside_cell(at: Beside | None) -> Cell:
+    if at is None:
+        return Cell("")
+    return Cell(at.marked, " to ".join(at.interval or ()))
 
 
 def _best(values: Sequence[float], scores: Scores) -> float | None:

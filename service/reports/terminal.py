@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from service.evaluation.formatting import short_number, spaced
-from service.evaluation.results import EvaluationResult, Overview, Score, Scores
+from service.evaluation.results import Changes, EvaluationResult, Overview, Score, Scores
 from service.evaluation.statistics.separation import ratio_note
 
 MOST_COLUMNS = 8
 """Lengths that a terminal of 80 columns has room for."""
-NAME_WIDTH, GAP = 12, 2
-"""Least characters of a method's name, and those between two columns."""
+NAME_WIDTH, WIDEST_WORD, GAP, EDGES = 12, 24, 3, 2
+"""Least characters of a method's name, those of a word that stays whole, between two columns, and at both edges."""
 BEST = "bold green"
+
+Item = TypeVar("Item")
+Cells = Mapping[tuple[int, int], Item]
+"""Cells of a table by row and length."""
 
 
 def table_of(result: EvaluationResult, width: int = 80) -> Table:
@@ -25,35 +30,45 @@ def table_of(result: EvaluationResult, width: int = 80) -> Table:
     return _by_length(result, result.scores(), width) if overview is None else _overview(overview)
 
 
+def changes_of(changes: Changes, result: EvaluationResult, width: int = 80) -> Table:
+    """Numbers beside those of partners, like those of ``table_of``. Sure ones have a star."""
+    lengths = sorted({length for by_length in changes.by_method for length in by_length})
+    shown = _shown(lengths, result.trained_length)
+    cells = [(row, n, by[n]) for row, by in enumerate(changes.by_method) for n in shown if n in by]
+    intervals = {(row, n): f"[{', '.join(at.interval)}]" for row, n, at in cells if at.interval}
+    texts = {(row, n): Text(at.marked) for row, n, at in cells}
+    below = _fit_below(intervals, shown, changes.names, width)
+    place = f"{'below: ' if below else ''}95 % interval{'' if below else ': in --csv'}" if intervals else ""
+    table = _new(changes.mark, place, _left_out(lengths, shown))
+    _add_columns(table, changes.names, shown, result.trained_length)
+    for row, name in enumerate(changes.names):
+        table.add_row(Text(name), *_cells(row, shown, texts, intervals if below else {}))
+    return table
+
+
 def _by_length(result: EvaluationResult, scores: Scores, width: int) -> Table:
     """Methods as rows, lengths as columns. The best of each column is green, lengths past the trained one yellow.
 
     Intervals are below the numbers if there is room for all of them.
     """
     lengths = scores.lengths()
-    shown = spaced(lengths, result.trained_length, MOST_COLUMNS) if len(lengths) > MOST_COLUMNS else lengths
-    left_out = len(lengths) - len(shown)
+    shown = _shown(lengths, result.trained_length)
     intervals = _intervals(scores, shown)
-    room = width - NAME_WIDTH - (GAP + len("effective length")) * any(scores.effective_lengths)
-    below = bool(intervals) and len(shown) * (GAP + max(map(len, intervals.values()))) <= room
+    has_effective = any(scores.effective_lengths)
+    below = _fit_below(intervals, shown, result.names(), width - (GAP + len("effective length")) * has_effective)
     parts = [f"{scores.by}, tokens", f"trained length {result.trained_length:,}", _note(scores, intervals, below=below)]
     by_ratio = ratio_note(scores) if below else ""
-    table = _new(*parts, by_ratio, *result.cautions(), f"{left_out} more measured" if left_out else "")
-    table.add_column("method", overflow="fold", min_width=NAME_WIDTH)
-    for length in shown:
-        style = "bold" if length <= result.trained_length else "bold yellow"
-        table.add_column(Text(f"{length:,}", style=style), justify="right", no_wrap=True)
-    has_effective = any(scores.effective_lengths)
+    table = _new(*parts, by_ratio, *result.cautions(), _left_out(lengths, shown))
+    _add_columns(table, result.names(), shown, result.trained_length)
     if has_effective:
         table.add_column("effective length", justify="right")
     choose = min if scores.lower_is_better else max
     best = {n: choose((by[n].value for by in scores.by_method if n in by), default=None) for n in shown}
-    for row, (name, by_length) in enumerate(zip(result.names(), scores.by_method, strict=True)):
-        cells = [_cell(by_length.get(n), best[n], scores) for n in shown]
-        if below:
-            cells = [
-                cell.append(f"\n{intervals.get((row, n), '')}", "dim") for cell, n in zip(cells, shown, strict=True)
-            ]
+    texts = {
+        (row, n): _cell(by[n], best[n], scores) for row, by in enumerate(scores.by_method) for n in shown if n in by
+    }
+    for row, name in enumerate(result.names()):
+        cells = _cells(row, shown, texts, intervals if below else {})
         if has_effective:
             effective = scores.effective_lengths[row]
             cells.append(Text(f"{effective:,}" if effective else "-"))
@@ -61,14 +76,51 @@ def _by_length(result: EvaluationResult, scores: Scores, width: int) -> Table:
     return table
 
 
-def _cell(score: Score | None, best: float | None, scores: Scores) -> Text:
-    if score is None:
-        return Text("")
+def _shown(lengths: Sequence[int], trained_length: int) -> list[int]:
+    """All lengths, or some where they are many."""
+    return spaced(lengths, trained_length, MOST_COLUMNS) if len(lengths) > MOST_COLUMNS else list(lengths)
+
+
+def _left_out(lengths: Sequence[int], shown: Sequence[int]) -> str:
+    left_out = len(lengths) - len(shown)
+    return f"{left_out} more measured" if left_out else ""
+
+
+def _fit_below(intervals: Cells[str], shown: Sequence[int], names: Sequence[str], width: int) -> bool:
+    """True if ``width`` characters suffice for a name, and for an interval of each length."""
+    if not intervals:
+        return False
+    widest = max(map(len, intervals.values()))
+    return EDGES + _name_width(names) + len(shown) * (GAP + widest) <= width
+
+
+def _name_width(names: Sequence[str]) -> int:
+    """Least characters of a column of names whose words stay whole, unless they are long."""
+    return max(NAME_WIDTH, *(min(len(word), WIDEST_WORD) for name in names for word in name.split()))
+
+
+def _add_columns(table: Table, names: Sequence[str], shown: Sequence[int], trained_length: int) -> None:
+    """Add those of methods and of lengths."""
+    table.add_column("method", overflow="fold", min_width=_name_width(names))
+    for length in shown:
+        style = "bold" if length <= trained_length else "bold yellow"
+        table.add_column(Text(f"{length:,}", style=style), justify="right", no_wrap=True)
+
+
+def _cells(row: int, shown: Sequence[int], texts: Cells[Text], intervals: Cells[str]) -> list[Text]:
+    """The cells of a row, with ``intervals`` below the texts if there are any."""
+    cells = [texts.get((row, n), Text("")) for n in shown]
+    if not intervals:
+        return cells
+    return [cell.append(f"\n{intervals.get((row, n), '')}", "dim") for cell, n in zip(cells, shown, strict=True)]
+
+
+def _cell(score: Score, best: float | None, scores: Scores) -> Text:
     text = short_number(score.value) if scores.lower_is_better else f"{score.value:.2f}"
     return Text(text, style=BEST if score.value == best else "")
 
 
-def _intervals(scores: Scores, shown: Sequence[int]) -> dict[tuple[int, int], str]:
+def _intervals(scores: Scores, shown: Sequence[int]) -> Cells[str]:
     """The interval of every cell that has one, by method and length."""
     scored = ((row, n, by[n].interval) for row, by in enumerate(scores.by_method) for n in shown if n in by)
     return {(row, n): f"[{_end(at.low)}, {_end(at.high)}]" for row, n, at in scored if at is not None}
@@ -79,7 +131,7 @@ def _end(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else short_number(value)
 
 
-def _note(scores: Scores, intervals: Mapping[tuple[int, int], str], *, below: bool) -> str:
+def _note(scores: Scores, intervals: Cells[str], *, below: bool) -> str:
     """The kind of the intervals, and their place."""
     if not intervals:
         return scores.note

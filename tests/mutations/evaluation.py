@@ -267,4 +267,13 @@ EVALUATION = [
              "*_tokenizers(results), *_cautions(results)]", "*_tokenizers(results)]", (COMPARISON,)),
     Mutation("a lower ratio is worse", "service/evaluation/comparison", '_verdict(interval, 1.0, "worse")',
              '_verdict(interval, 1.0, "better")', (COMPARISON,)),
+    Mutation("every ratio of a table is sure", "service/evaluation/comparison", "interval, change.verdict in SURE)",
+             "interval, True)", (COMPARISON,)),
+    Mutation("a comparison of a partial result is whole", "service/evaluation/comparison",
+             "partial=_partial(named),", "partial=None,", (COMPARISON,)),
+    Mutation("a job hides its default text", "service/jobs",
+             'if "input" not in body and request.reads_documents(body)', 'if False and request.reads_documents(body)',
+             (STORE,)),
+    Mutation("intervals leave a picture unsaid", "service/figures", "elif _leave(figure, drawn):", "elif False:",
+             ("tests/service/figures/test_readable.py",)),
 ]  # fmt: skip

@@ -120,7 +120,7 @@ def body_of(  # noqa: PLR0913 - one argument per option
 def show(result: EvaluationResult, *, as_json: bool = False, as_csv: bool = False) -> None:
     """Print a result as JSON, CSV or a table."""
     from service.evaluation.tables import csv_of
-    from service.reports.terminal import table_of
+    from service.reports.terminal import changes_of, table_of
 
     if result.partial is not None:
         stderr.print(f"partial: {result.partial.words()}", markup=False, soft_wrap=True, style="yellow")
@@ -131,6 +131,9 @@ def show(result: EvaluationResult, *, as_json: bool = False, as_csv: bool = Fals
     else:
         stdout.print(Text(printable(result.heading()), style="bold"))
         print_table(table_of(result, stdout.width))
+        if changes := result.changes():
+            stdout.print(Text(printable(changes.title), style="bold"))
+            print_table(changes_of(changes, result, stdout.width))
 
 
 def show_early(

@@ -34,7 +34,7 @@ from service.evaluation.comparison.results import (
     Verdict,
 )
 from service.evaluation.formatting import listed
-from service.evaluation.results import EvaluationResult, Interval, MethodInResult, Score, are_equal
+from service.evaluation.results import EvaluationResult, Interval, MethodInResult, Partial, Score, are_equal
 from service.evaluation.statistics.per_token import ratio_of
 from service.evaluation.statistics.separation import pieces_of_both
 
@@ -79,9 +79,16 @@ def compared(
         measure=scores.measure,
         lower_is_better=scores.lower_is_better,
         sources=[
-            Source(name=name, model=result.model, trained_length=result.trained_length, id=result.id)
+            Source(
+                name=name,
+                model=result.model,
+                trained_length=result.trained_length,
+                id=result.id,
+                partial=result.partial,
+            )
             for name, result in named
         ],
+        partial=_partial(named),
         shared_lengths=shared_lengths(named),
         documents=documents_of(first),
         notes=[*([] if baseline else _alone(entries, shown, partners)), *notes_on(named)],
@@ -101,9 +108,27 @@ def compared(
     )
 
 
+def _name(label: str, source: Named) -> str:
+    """A method's label with the name of its result."""
+    return f"{label} ({source.name})"
+
+
+def _partial(named: Sequence[Named]) -> Partial | None:
+    """The progress of all results of jobs that ended early, as one; None without any."""
+    found = [(one, one.result.partial) for one in named if one.result.partial is not None]
+    if not found:
+        return None
+    return Partial(
+        units_done=sum(partial.units_done for _, partial in found),
+        units_total=sum(partial.units_total for _, partial in found),
+        missing={_name(label, one): units for one, partial in found for label, units in partial.missing.items()},
+        lacks=list(dict.fromkeys(part for _, partial in found for part in partial.lacks)),
+    )
+
+
 def _names(entries: Sequence[Entry]) -> list[str]:
-    """Each label with the name of its result."""
-    names = [f"{entry.method.label} ({entry.source.name})" for entry in entries]
+    """The name of each method, which no other one has."""
+    names = [_name(entry.method.label, entry.source) for entry in entries]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise NotComparable(f"a result has the method {twice[0]} twice")
     return names

@@ -18,9 +18,10 @@ def notes_on(results: Sequence[Named]) -> list[str]:
 
 
 def _partial(results: Sequence[Named]) -> Iterator[str]:
+    """The comparison's ``partial`` has the missing units, of which there may be many."""
     for name, result in results:
         if result.partial is not None:
-            yield f"{name} is partial: {result.partial.words()}."
+            yield f"{name} is partial: {result.partial.units_done} of {result.partial.units_total} units are finished."
 
 
 def _lengths(results: Sequence[Named]) -> Iterator[str]:

@@ -9,12 +9,15 @@ from pydantic import BaseModel, Field
 from service.evaluation.formatting import listed
 from service.evaluation.results import (
     INTERVAL,
+    Beside,
+    Changes,
     Columns,
     DocumentInfo,
     EvaluationResult,
     Group,
     Interval,
     MethodInResult,
+    Partial,
     Row,
     Score,
     Scores,
@@ -23,6 +26,8 @@ from service.evaluation.results import (
 from service.evaluation.words import best_method
 
 Verdict = Literal["better", "worse", "equal", "unsure"]
+
+SURE: tuple[Verdict, ...] = ("better", "worse")
 
 MOST_SENTENCES = 6
 """Pairs that the answer has in words; the table has all."""
@@ -35,6 +40,7 @@ class Source(BaseModel):
     model: str
     trained_length: int
     id: str = ""
+    partial: Partial | None = Field(None, description="Of a job that ended early.")
 
 
 class Change(BaseModel):
@@ -129,16 +135,35 @@ class ComparisonResult(EvaluationResult):
     def names(self) -> list[str]:
         return [method.name for method in self.methods]
 
+    def changed(self) -> list[ComparedMethod]:
+        """The methods with a partner at any length."""
+        return [method for method in self.methods if any(at.change for at in method.lengths)]
+
+    def changes(self) -> Changes | None:
+        """The ratio to the partner, or the difference from it in points."""
+        changed = self.changed()
+        if not changed:
+            return None
+        by_method = [{at.length: self._beside(at.change) for at in one.lengths if at.change} for one in changed]
+        kind, level = ("ratio", "below 1") if self.lower_is_better else ("difference in points", "above 0")
+        title = f"{self.scores().title} against {self.against()} by context length: {kind}"
+        mark = f'"*": the 95 % interval excludes {level[-1]}; {level} is better'
+        return Changes(self._scoped(title), mark, [method.name for method in changed], by_method)
+
     def text_of(self, change: Change) -> str:
         """The change with its interval: "0.912 (0.887 to 0.938) times" or "+12 points (+3 to +21)"."""
-        write = ratio_text if self.lower_is_better else points_text
-        ends = change.interval
-        within = f" ({write(ends.low)} to {write(ends.high)})" if ends else ""
-        return f"{write(change.value)}{within} {'times' if self.lower_is_better else 'points'}"
+        text, ends, _ = self._beside(change)
+        within = f" ({ends[0]} to {ends[1]})" if ends else ""
+        return f"{text}{within} {'times' if self.lower_is_better else 'points'}"
 
     def rows(self) -> list[Row]:
         """One row per method and length."""
         return [self._row(method, at) for method in self.methods for at in method.lengths]
+
+    def _beside(self, change: Change) -> Beside:
+        write, ends = ratio_text if self.lower_is_better else points_text, change.interval
+        interval = (write(ends.low), write(ends.high)) if ends else None
+        return Beside(write(change.value), interval, change.verdict in SURE)
 
     def _changes(self, method: ComparedMethod) -> list[str]:
         """A method against its partner at the longest length of both, and at others with another sure verdict."""
@@ -146,8 +171,7 @@ class ComparisonResult(EvaluationResult):
         return [
             self._changed(method, length, change)
             for length, change in found
-            if change is found[0][1]
-            or (change.verdict in ("better", "worse") and change.verdict != found[0][1].verdict)
+            if change is found[0][1] or (change.verdict in SURE and change.verdict != found[0][1].verdict)
         ]
 
     def _changed(self, method: ComparedMethod, length: int, change: Change) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 import plotly.graph_objects as go
 
 from service.evaluation.results import Interval
-from service.figures.drawing.axes import leave_room
+from service.figures.drawing.axes import Ends, leave_room
 from service.figures.drawing.charts import LINE, error_bars, grow, label, labels, note, room_for
 from service.figures.drawing.style import LineStyle, line_style
 
@@ -27,6 +27,7 @@ INTERVALS = (
 )
 FEW_LINES, FEW_POINTS = 6, 8
 """Up to so many lines of so many points have whiskers where shades would hide the lines."""
+LEAVE = "intervals leave the picture"
 ALONE = "a point and no line"
 ASIDE, APART = 0.01, 0.3
 """Half the distance of points that share an x, as a part of the axis. Together they take at most ``APART`` of the way
@@ -132,7 +133,9 @@ def add_curves(
     points, shown = (sum(len(curve.x) for curve in found) for found in (curves, drawn))
     if intervals == "none":
         note(figure, NOT_SHADED)
-    elif intervals == "whiskers":
+    elif _leave(figure, drawn):
+        note(figure, LEAVE)
+    if intervals == "whiskers":
         _put_side_by_side(figure)
     if shown < points:
         note(figure, f"{shown:,} of {points:,} points are drawn")
@@ -157,15 +160,36 @@ def _put_side_by_side(figure: go.Figure) -> None:
         line.update(x=[x * shift for x in line.x], hovertemplate=shown)
 
 
+def _leave(figure: go.Figure, curves: Sequence[Curve]) -> bool:
+    """True if an interval of a point on the figure's y axis ends outside of it."""
+    points = [
+        (value, *ends)
+        for curve in curves
+        if curve.low and curve.high
+        for value, *ends in zip(curve.y, curve.low, curve.high, strict=True)
+        if value is not None
+    ]
+    if not points:
+        return False
+    bottom, top = _ends(figure)
+    return any(bottom <= value <= top and (low < bottom or high > top) for value, low, high in points)
+
+
+def _ends(figure: go.Figure) -> Ends:
+    """The ends of the figure's y axis, which must have its range, as values."""
+    axis = figure.layout.yaxis
+    low, high = sorted(10.0**end if axis.type == "log" else end for end in axis.range)
+    return low, high
+
+
 def intervals_that_fit(figure: go.Figure, curves: Sequence[Curve]) -> Intervals:
     """The way to draw the intervals of ``curves`` on the figure's y axis; single points have bars in any case."""
     lines = [curve for curve in curves if len(curve.x) > 1]
     ends = [(curve.low, curve.high) for curve in lines if curve.low is not None and curve.high is not None]
     if len(ends) < 2:
         return "shades"
-    axis = figure.layout.yaxis
-    logarithmic = axis.type == "log"
-    low, high = sorted(10.0**end if logarithmic else end for end in axis.range)
+    low, high = _ends(figure)
+    logarithmic = figure.layout.yaxis.type == "log"
     if leave_room([list(zip(*both, strict=True)) for both in ends], low, high, logarithmic=logarithmic):
         return "shades"
     are_few = len(curves) <= FEW_LINES and all(len(curve.x) <= FEW_POINTS for curve in curves)

@@ -27,7 +27,7 @@ LEAST, LEAST_POINTS = 0.01, 10
 def comparison_pictures(result: ComparisonResult) -> Iterator[Picture]:
     """All numbers by length, then ratios or differences where methods have partners."""
     yield numbers_picture(result)
-    if any(at.change is not None for method in result.methods for at in method.lengths):
+    if result.changed():
         yield change_picture(result)
 
 
@@ -58,17 +58,13 @@ def change_picture(result: ComparisonResult) -> Picture:
     kind = "ratio" if result.lower_is_better else "difference"
     title = f"{result.scores().title} against {result.against()}"
     text, times = (ratio_text, 1) if result.lower_is_better else ("{:+.3g}".format, 100)
-    changed = [method for method in result.methods if any(at.change for at in method.lengths)]
-    curves = [_change_curve(method, text, times) for method in changed]
+    curves = [_change_curve(method, text, times) for method in result.changed()]
     figure, x = _figure(title, _subtitle(result), result)
     level = 1.0 if result.lower_is_better else 0.0
     y = _change_axis(result, curves, level)
     figure.update_layout(xaxis=x, yaxis=y, showlegend=True)
     figure.add_hline(y=level, line={"color": FAINT, "width": 1.2})
     add_curves(figure, curves, end=text, looks=looks(result.names()))
-    low, high = y["range"]
-    if any(min(curve.low or (low,)) < low or max(curve.high or (high,)) > high for curve in curves):
-        note(figure, "intervals leave the picture")
     side = "Below" if result.lower_is_better else "Above"
     caption = (
         f"{side} the line at {level:.0f} is better than {result.against()}. The intervals are of the {kind}: one that "

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.cli.shared import terminal
 from tests.service.cli.shell import ropeway, succeeded
 from tests.service.figures.measured import passkey, perplexity
 
@@ -29,6 +30,27 @@ def test_files_are_compared_and_drawn(files: Path) -> None:
     assert (files / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "yarn(factor=8) (tuned)" in (files / "a.html").read_text()
     assert "Perplexity against before" in succeeded_plot(files, "change")
+
+
+@pytest.mark.parametrize(("columns", "below"), [("120", True), ("70", False)])
+def test_ratios_are_printed_by_length(files: Path, monkeypatch: pytest.MonkeyPatch, columns: str, below: bool) -> None:
+    monkeypatch.setattr(terminal.stdout, "_width", int(columns))
+    output = succeeded("compare", "before.json", "tuned=after.json", "--baseline", "default", "--report", "a.html")
+    heading = "Perplexity against default (before) by context length: ratio"
+    table = output.partition(heading)[2].partition("the 95 % interval excludes 1")[0]
+    result = json.loads(succeeded("compare", "before.json", "tuned=after.json", "--baseline", "default", "--json"))
+    for method in result["methods"]:
+        assert (method["name"] in table) == (method["partner"] is not None)
+        for at in method["lengths"]:
+            if change := at["change"]:
+                mark = "*" if change["verdict"] in ("better", "worse") else ""
+                assert f" {change['value']:.3f}{mark} " in table
+    assert "*" in table
+    assert ("[" in table) == below
+    assert ("95 % interval: in --csv" in output) != below
+    page = (files / "a.html").read_text()
+    assert heading in page
+    assert '*<span class="interval">' in page
 
 
 def test_cautions_are_printed_once(files: Path) -> None:

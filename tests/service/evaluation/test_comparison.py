@@ -17,6 +17,7 @@ from service.evaluation.results import DocumentInfo, Interval, Partial
 from service.evaluation.retrieval.results import DepthMethod, DepthScore, LengthScore, PasskeyResult, SampleResult
 from service.evaluation.retrieval.scores import averages
 from service.evaluation.setup import ModelSetup, Setup
+from service.reports.html import facts_of
 from tests.service.figures import measured
 from tests.service.results import result_of
 
@@ -185,6 +186,20 @@ class TestPerplexity:
         assert first.startswith("At 512 tokens, default (b) is best: perplexity 22.2")
         assert second == f"At 512 tokens, default (b) has {text} the perplexity of default (a): surely better."
 
+    def test_ratios_by_length_have_a_mark_where_they_are_sure(self) -> None:
+        """Partners have none, and neither do methods without a partner."""
+        first = perplexity("a", {"default": BEFORE, "alibi": BEFORE})
+        second = perplexity("b", {"default": AFTER, "alibi": OTHER, "yarn": AFTER})
+        changes = compared([first, second]).changes()
+        assert changes is not None
+        assert changes.title == "Perplexity against a by context length: ratio"
+        assert changes.names == ["default (b)", "alibi (b)"]
+        sure, unsure = (by_length[512] for by_length in changes.by_method)
+        assert (sure.text, sure.is_sure, unsure.is_sure) == ("0.905", True, False)
+        assert sure.interval is not None
+        assert float(sure.interval[0]) < 0.905 < float(sure.interval[1]) < 1
+        assert compared([first, perplexity("b", {"yarn": AFTER})]).changes() is None
+
     def test_a_result_reads_back_from_its_json(self) -> None:
         result = compared([perplexity("a", {"default": BEFORE}), perplexity("b", {"default": AFTER})])
         assert ComparisonResult.model_validate_json(result.model_dump_json()) == result
@@ -196,12 +211,29 @@ class TestPerplexity:
         named[0].result.trained_length = 128
         named[1].result.partial = Partial(units_done=1, units_total=2, missing={"alibi": 1})
         assert compared(named).cautions() == [
-            "b is partial: 1 of 2 units are finished; missing: alibi (1).",
+            "b is partial: 1 of 2 units are finished.",
             "The trained lengths are 128 tokens of a and 256 tokens of b.",
             "The dtype differs: float32 in a and bfloat16 in b.",
             "The quantization differs: none in a and int8 in b.",
             "The fingerprint of tiny differs: float32 in a and bfloat16 in b.",
         ]
+
+    def test_a_comparison_of_a_partial_result_is_partial(self) -> None:
+        named = [perplexity(name, {"default": mean}) for name, mean in zip("abc", (BEFORE, AFTER, OTHER), strict=True)]
+        assert compared(named).partial is None
+        parts = [
+            Partial(units_done=1, units_total=2, missing={"alibi": 1}, lacks=["lengths"]),
+            Partial(units_done=3, units_total=5, missing={"alibi": 2}),
+        ]
+        named[0].result.partial, named[2].result.partial = parts
+        result = compared(named)
+        assert [source.partial for source in result.sources] == [parts[0], None, parts[1]]
+        assert result.partial is not None
+        assert result.partial.words() == "4 of 7 units are finished; missing: alibi (a) (1), alibi (c) (2)"
+        assert result.words()[0].startswith("At the lengths and of the methods that finished: At 512 tokens")
+        facts = dict(facts_of(result))
+        assert facts["partial"] == result.partial.words()
+        assert "missing" not in facts["sources"]
 
 
 class TestShares:
@@ -270,6 +302,12 @@ class TestShares:
         alone = named[0].result.cautions()
         assert alone
         assert compared(named).cautions() == alone
+
+    def test_differences_by_length_are_in_points(self) -> None:
+        changes = compared([passkey("a", [0.0] * 16), passkey("b", [1.0] * 8 + [0.0] * 8)]).changes()
+        assert changes is not None
+        assert changes.title == "Share found against default (a) by context length: difference in points"
+        assert (changes.by_method[0][512].text, changes.by_method[0][512].is_sure) == ("+50", True)
 
 
 class TestRefusals:

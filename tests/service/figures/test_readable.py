@@ -147,6 +147,23 @@ class TestIntervals:
                 at.interval = Interval(low=20, high=80, kind="documents")
         assert "would hide the lines" in subtitle(pictures_of(longer)[0]), "of many lengths"
 
+    @pytest.mark.parametrize(("low", "high", "leave"), [(4, 50, True), (25, 900, True), (25, 60, False)])
+    def test_those_that_leave_the_axis_are_noted(self, low: float, high: float, leave: bool) -> None:
+        result = result_of({"a": [40.0] * 4, "b": [42.0] * 4}, LENGTHS)
+        for method in result.methods:
+            for at in method.lengths:
+                at.interval = Interval(low=low, high=high, kind="documents")
+        assert subtitle(pictures_of(result)[0]).count("intervals leave the picture") == leave
+
+    def test_those_of_a_line_above_the_axis_are_not(self) -> None:
+        result = result_of({"a": [40.0] * 4, "b": [42.0] * 4, "c": [1e6] * 4}, LENGTHS)
+        for method in result.methods:
+            for at in method.lengths:
+                at.interval = Interval(low=0.9 * at.perplexity, high=1.1 * at.perplexity, kind="documents")
+        text = subtitle(pictures_of(result)[0])
+        assert "lines that leave the picture" in text
+        assert "intervals leave" not in text
+
     def test_a_ruler_without_a_find_says_so(self) -> None:
         result = examples.ruler()
         assert "nothing was found" not in subtitle(pictures_of(result)[0])

@@ -165,6 +165,24 @@ class TestTenants:
         assert timedelta(0) <= datetime.now(UTC) - job.created_at < timedelta(minutes=1)
         assert job.request == body(model=None)
 
+    @pytest.mark.parametrize(
+        ("fields", "text"),
+        [
+            ({"evaluation": "perplexity"}, "persuasion"),
+            ({"evaluation": "perplexity", "input": ["a b"]}, ["a b"]),
+            ({"evaluation": "needle"}, "persuasion"),
+            ({"evaluation": "passkey"}, None),
+            ({"evaluation": "ruler"}, "persuasion"),
+            ({"evaluation": "ruler", "tasks": ["vt"]}, None),
+            ({"evaluation": "sweep"}, None),
+        ],
+    )
+    def test_a_default_text_is_in_the_request(self, store: JobStore, fields: dict[str, Any], text: object) -> None:
+        given = EVALUATIONS[fields["evaluation"]].request.model_validate(fields)
+        job = store.add("anna", given, models=["tiny"], units=1, tokens=1)
+        assert job.request.get("input") == text
+        assert EVALUATIONS[job.evaluation].request.model_validate(job.request).model_dump() == given.model_dump()
+
     def test_a_request_made_in_python_can_be_made_again(self, store: JobStore) -> None:
         given = PerplexityRequest.model_validate(body(input="a\0b \U0001f600", lengths=None))
         methods = [type(method)(**method.model_dump(exclude={"method"})) for method in given.methods]

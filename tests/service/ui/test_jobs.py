@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from functools import partial
 from pathlib import Path
@@ -175,6 +176,57 @@ def test_jobs_are_compared_and_the_link_compares_them(tiny: tuple[str, FastAPI],
         httpx.delete(f"{url}/jobs/{job}?forget=true").raise_for_status()
     page.goto(f"{url}/ui/#jobs?compare[]={ids[0]}&compare[]=../models")
     expect(shown.get_by_role("alert")).to_contain_text("no such job: ../models")
+
+
+def test_results_have_names_and_a_method_that_all_are_compared_with(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = tiny
+    model = httpx.get(f"{url}/models").json()["models"][0]["id"]
+    ids = [measured(url, model, methods=["default", "yarn:4"], max_tokens=tokens) for tokens in (256, 256)]
+    page = visits.open(f"{url}/ui/#jobs?compare[]={ids[0]}&compare[]={ids[1]}")
+    shown = page.get_by_role("region", name="Comparison")
+    chosen = shown.get_by_label("Compared with")
+    expect(chosen.locator("option")).to_have_count(5)
+    chosen.select_option(f"yarn(factor=4) ({ids[1][:8]})")
+    expect(shown.locator(".words")).to_contain_text(f"the perplexity of yarn(factor=4) ({ids[1][:8]})")
+    fields = [shown.get_by_label(f"Name of {job[:8]}") for job in ids]
+    fields[1].fill("after, tuned")
+    expect(fields[1]).to_have_value("after tuned")
+    expect(fields[0]).to_have_attribute("placeholder", ids[0][:8])
+    fields[1].press("Enter")
+    expect(chosen).to_have_value("yarn(factor=4) (after tuned)")
+    expect(shown.locator(".words")).to_contain_text("the perplexity of yarn(factor=4) (after tuned)")
+    with page.expect_download() as download:
+        shown.get_by_role("link", name="CSV").click()
+    rows = list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
+    assert {row["source"] for row in rows} == {ids[0][:8], "after tuned"}
+    assert {row["partner"] for row in rows} == {"", "yarn(factor=4) (after tuned)"}
+    wait_for(lambda: "names%5B%5D" in page.url, 10)
+    receiver = visits.open(page.url).get_by_role("region", name="Comparison")
+    expect(receiver.get_by_label(f"Name of {ids[1][:8]}")).to_have_value("after tuned")
+    expect(receiver.locator(".words")).to_contain_text("the perplexity of yarn(factor=4) (after tuned)")
+    fields[0].fill("after tuned")
+    fields[0].press("Enter")
+    expect(shown.get_by_role("alert")).to_have_text("two results have the name 'after tuned': give each its own")
+    fields[0].fill("")
+    fields[0].press("Enter")
+    expect(shown.get_by_role("alert")).to_have_count(0)
+    switch = page.get_by_role("button", name=f"Compare perplexity {ids[1][:8]}")
+    switch.click()
+    switch.click()
+    expect(chosen).to_have_value("")
+    expect(fields[1]).to_have_value("")
+    for job in ids:
+        httpx.delete(f"{url}/jobs/{job}?forget=true").raise_for_status()
+
+
+def test_a_default_text_is_in_the_list(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = tiny
+    model = httpx.get(f"{url}/models").json()["models"][0]["id"]
+    job = measured(url, model, max_tokens=256)
+    page = visits.open(f"{url}/ui/#jobs")
+    row = page.get_by_role("row").filter(has=page.get_by_role("button", name=f"Open perplexity {job[:8]}"))
+    expect(row.locator(".hint")).to_have_text("64 to 128 tokens · persuasion")
+    httpx.delete(f"{url}/jobs/{job}?forget=true").raise_for_status()
 
 
 def test_at_most_as_many_as_the_server_compares(tiny: tuple[str, FastAPI], visits: Visits) -> None:

@@ -28,7 +28,8 @@ def test_text_of_a_checkpoint_with_images(kind: str, tmp_path: Path) -> None:
     assert not report["missing_keys"]
     drop_other_parts(model)
     assert sum(weight.numel() for weight in model.parameters()) < sum(weight.numel() for weight in whole.parameters())
-    expected = whole(tokens).logits
+    computes = whole.language_model if kind == "llama4" else whole  # the whole fails in transformers 5.24 itself
+    expected = computes(tokens).logits
     assert torch.equal(model(tokens).logits, expected)
     with patched(model):
         assert torch.equal(logits_of(model, tokens), expected)

@@ -1,7 +1,7 @@
 // Several finished jobs of one evaluation beside each other: words, figures and files of the server's comparison.
 import { useEffect, useState } from "preact/hooks";
 import { type ApiError, asApiError, isAbort, json } from "../api";
-import { Problem } from "../controls";
+import { Field, Problem, Select } from "../controls";
 import { Figures } from "../figures";
 import { Prose } from "../prose";
 import { askedOf } from "./asked";
@@ -21,30 +21,60 @@ const FILES: [name: string, text: string, options?: Record<string, string>][] = 
   ["report.html", "Report, HTML", { standalone: "true" }],
 ];
 
+/** Of a name of a result, characters: eight fit into the server's limit. */
+const MOST_NAME_CHARS = 100;
+
+/** What is compared, and with what: a part of the tab's settings. */
+export type Asked = {
+  /** Ids of jobs. Methods of the others are compared with those of the same name in the first. */
+  compare: string[];
+  /** `id=name` for each result with a name. */
+  names: string[];
+  /** The method that all others are compared with instead, by its name in the comparison. */
+  baseline: string;
+};
 type Props = {
-  /** Methods of the others are compared with those of the same name in the first. */
-  ids: string[];
-  /** Their descriptions, as far as they are in the list. */
+  asked: Asked;
+  change: (change: Partial<Asked>) => void;
+  /** Descriptions of jobs, as far as they are in the list. */
   listed: Job[];
   clear: () => void;
 };
 
-export function Comparison({ ids, listed, clear }: Props) {
-  const { result, error, again } = useComparison(ids);
+export function Comparison({ asked, change, listed, clear }: Props) {
+  const ids = asked.compare;
+  const query = queryOf(asked, listed);
+  const { result, methods, error, again } = useComparison(ids, query);
   const [failure, setFailure] = useState<{ error: ApiError; again: () => void } | null>(null);
   const isComparing = ids.length > 1 && !result && !error;
-  useEffect(() => setFailure(null), [ids.join()]);
+  useEffect(() => setFailure(null), [pathOf(ids, "", query)]);
   return (
     <section class="job comparison" aria-label="Comparison" aria-busy={isComparing}>
       <h3 class="title">Comparison</h3>
-      <ol>{ids.map((id) => <li key={id}><Chosen id={id} job={listed.find((one) => one.id === id)} /></li>)}</ol>
+      <ol>
+        {ids.map((id, index) => (
+          <li key={id}>
+            <Chosen id={id} job={listed.find((one) => one.id === id)} />
+            {ids.length > 1 && (
+              <NameField label={`Name of ${shortened(id)}`} given={namesGiven(asked).get(id) ?? ""}
+                other={namesOf(asked, listed)[index]!} set={(name) => change(named(asked, listed, id, name))} />
+            )}
+          </li>
+        ))}
+      </ol>
+      {ids.length > 1 && (
+        <div class="row">
+          <Select label="Compared with" value={asked.baseline} set={(baseline) => change({ baseline })}
+            options={[["", "the same encoding of the first job"], ...methods.map((one): [string, string] => [one, one])]} />
+        </div>
+      )}
       {ids.length < 2 && <p class="hint" role="status">Choose another job of this evaluation. Its encodings are compared with the same ones of the first job.</p>}
-      <Problem text={error?.message.replace(/^jobs: /, "")} again={error && !isFinal(error) ? again : undefined} />
+      <Problem text={error?.message.replace(/^(jobs|names|baseline): /, "")} again={error && !isFinal(error) ? again : undefined} />
       <Problem text={failure?.error.message} again={failure?.again} />
       <div class="chips">
         <button type="button" onClick={clear}>End the comparison</button>
         {result && FILES.map(([file, text, options]) => (
-          <Download key={file} path={pathOf(ids, file, options)} text={text}
+          <Download key={file} path={pathOf(ids, file, { ...options, ...query })} text={text}
             file={`comparison-${shortened(ids[0]!)}-${file}`} failed={(error, again) => setFailure(error && { error, again })} />
         ))}
       </div>
@@ -63,8 +93,59 @@ function Chosen({ id, job }: { id: string; job: Job | undefined }) {
   return <>{[shortened(id), ...(job ? [job.evaluation, modelOf(job), askedOf(job)] : [])].filter(Boolean).join(" · ")}</>;
 }
 
+/** A name that takes effect when it is complete: each one is another comparison. Commas separate names. */
+function NameField(props: { label: string; given: string; other: string; set: (name: string) => void }) {
+  const [typed, type] = useState(props.given);
+  useEffect(() => type(props.given), [props.given]);
+  return (
+    <Field label={props.label}>
+      {(control) => (
+        <input {...control} value={typed} placeholder={props.other} maxLength={MOST_NAME_CHARS} autocomplete="off"
+          onInput={(event) => type(event.currentTarget.value.replaceAll(",", ""))} onChange={() => props.set(typed.trim())} />
+      )}
+    </Field>
+  );
+}
+
 function shortened(id: string): string {
   return id.slice(0, NAME_CHARS);
+}
+
+function namesGiven({ names }: Asked): Map<string, string> {
+  return new Map(names.map((one) => [one.slice(0, one.indexOf("=")), one.slice(one.indexOf("=") + 1)]));
+}
+
+/** Each name as it was given, else as the server has it: the model where models differ, else the start of the id. */
+function namesOf(asked: Asked, listed: Job[]): string[] {
+  const jobs = asked.compare.map((id) => listed.find((one) => one.id === id));
+  const models = jobs.map((job) => (job ? modelOf(job) : "")).filter((model) => model && !model.includes(","));
+  const areDifferent = new Set(models).size === asked.compare.length;
+  const given = namesGiven(asked);
+  return asked.compare.map((id, index) => given.get(id) || (areDifferent ? models[index]! : shortened(id)));
+}
+
+/** Without any name of the user, the server names the results. */
+function queryOf(asked: Asked, listed: Job[]): Record<string, string> {
+  const isNamed = asked.compare.some((id) => namesGiven(asked).get(id));
+  return {
+    ...(isNamed && { names: namesOf(asked, listed).join(",") }),
+    ...(asked.baseline && { baseline: asked.baseline }),
+  };
+}
+
+/** The change that names a result, which is in the name of a baseline too. */
+function named(asked: Asked, listed: Job[], id: string, name: string): Partial<Asked> {
+  const others = asked.names.filter((one) => !one.startsWith(`${id}=`));
+  const after = { ...asked, names: name ? [...others, `${id}=${name}`] : others };
+  const [before, now] = [asked, after].map((one) => ` (${namesOf(one, listed)[asked.compare.indexOf(id)]})`) as [string, string];
+  const { baseline } = asked;
+  return { names: after.names, baseline: baseline.endsWith(before) ? baseline.slice(0, -before.length) + now : baseline };
+}
+
+/** What stays of `asked` when other jobs are compared. */
+export function withJobs(asked: Asked, compare: string[]): Asked {
+  const names = asked.names.filter((one) => compare.some((id) => one.startsWith(`${id}=`)));
+  return { compare, names, baseline: asked.compare.every((id) => compare.includes(id)) ? asked.baseline : "" };
 }
 
 function pathOf(ids: string[], file: string, options: Record<string, string> = {}): string {
@@ -72,29 +153,35 @@ function pathOf(ids: string[], file: string, options: Record<string, string> = {
   return `comparisons/${ids.join(",")}/${file}${query && `?${query}`}`;
 }
 
-/** The comparison of `ids`, if there are two or more. */
-function useComparison(ids: string[]) {
-  const [found, setFound] = useState<{ asked: string; result: Result } | null>(null);
+type Compared = { result: Result; methods: string[] };
+
+/** The comparison of `ids`, if there are two or more. `methods` are the last ones that could be compared. */
+function useComparison(ids: string[], query: Record<string, string>) {
+  const [found, setFound] = useState<({ asked: string } & Compared) | null>(null);
   const [refused, setRefused] = useState<{ asked: string; error: ApiError } | null>(null);
   const [tries, setTries] = useState(0);
-  const asked = ids.join();
+  const asked = pathOf(ids, "", query);
   useEffect(() => {
     if (ids.length < 2) return;
     const leaving = new AbortController();
     setRefused(null);
-    compared(ids, leaving.signal).then(
-      (result) => setFound({ asked, result }),
+    compared(ids, query, leaving.signal).then(
+      (one) => setFound({ asked, ...one }),
       (failure) => void (isAbort(failure) || setRefused({ asked, error: asApiError(failure) })),
     );
     return () => leaving.abort();
   }, [asked, tries]);
   const error = refused?.asked === asked ? refused.error : null;
   const result = found?.asked === asked && !error ? found.result : null;
-  return { result, error, again: () => setTries((before) => before + 1) };
+  return { result, methods: found?.methods ?? [], error, again: () => setTries((before) => before + 1) };
 }
 
-async function compared(ids: string[], signal: AbortSignal): Promise<Result> {
+async function compared(ids: string[], query: Record<string, string>, signal: AbortSignal): Promise<Compared> {
   const unknown = ids.find((id) => !isId(id));
   if (unknown !== undefined) throw noSuchJob(unknown);
-  return json<Result>(pathOf(ids, "figures.json"), { signal });
+  const [result, { methods }] = await Promise.all([
+    json<Result>(pathOf(ids, "figures.json", query), { signal }),
+    json<{ methods: { name: string }[] }>(pathOf(ids, "results.json", query), { signal }),
+  ]);
+  return { result, methods: methods.map((one) => one.name) };
 }

@@ -4,7 +4,7 @@ import { type ApiError, asApiError, json, request } from "../api";
 import { CopyLink, Problem } from "../controls";
 import type { Method, Model } from "../types";
 import { useSettings } from "../view";
-import { Comparison } from "./Comparison";
+import { Comparison, withJobs } from "./Comparison";
 import { isUnfinished, type Job } from "./follow";
 import { JobView } from "./JobView";
 import { JobList, nameOf, opener } from "./List";
@@ -15,7 +15,7 @@ const PAGE = 50;
 /** The server lists no more at once. */
 const MOST = 1000;
 const LOOK_AGAIN_MS = 3000;
-const AT_FIRST = { job: "", compare: [] as string[] };
+const AT_FIRST = { job: "", compare: [] as string[], names: [] as string[], baseline: "" };
 
 export function Jobs(_: { models: Model[]; methods: Method[] }) {
   const [settings, change] = useSettings(TAB, AT_FIRST);
@@ -31,7 +31,7 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
     try {
       await request(`jobs/${job.id}?forget=true`, { method: "DELETE" });
       setFailure(null);
-      change({ compare: settings.compare.filter((id) => id !== job.id), ...(settings.job === job.id && { job: "" }) });
+      change({ ...withJobs(settings, settings.compare.filter((id) => id !== job.id)), ...(settings.job === job.id && { job: "" }) });
       focusBeside(job, jobs ?? []);
     } catch (refused) {
       setFailure({ job, error: asApiError(refused) });
@@ -48,10 +48,10 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
   };
   const clear = () => {
     document.getElementById(LOOK)?.focus();
-    change({ compare: [] });
+    change(withJobs(settings, []));
   };
   const compare = (ids: string[]) => {
-    change({ compare: ids });
+    change(withJobs(settings, ids));
     if (ids.length > Math.max(settings.compare.length, 1)) {
       requestAnimationFrame(() => document.querySelector(".comparison")?.scrollIntoView());
     }
@@ -71,7 +71,7 @@ export function Jobs(_: { models: Model[]; methods: Method[] }) {
           <JobView key={settings.job} id={settings.job} changed={look} looks={looks} detach={close} closes />
         </div>
       )}
-      {settings.compare.length > 0 && <Comparison ids={settings.compare} listed={jobs ?? []} clear={clear} />}
+      {settings.compare.length > 0 && <Comparison asked={settings} change={change} listed={jobs ?? []} clear={clear} />}
       {jobs?.length === 0 && <p>No jobs yet: “How far does it read?” starts some.</p>}
       {jobs !== null && jobs.length > 0 && (
         <JobList jobs={jobs} opened={settings.job} open={open} forget={forget}
