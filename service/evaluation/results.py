@@ -83,6 +83,13 @@ class Scores(NamedTuple):
         """Every length of any method, ascending."""
         return sorted({length for by_length in self.by_method for length in by_length})
 
+    def best_at(self, length: int) -> frozenset[int]:
+        """Indices of the best methods at ``length``, equal up to rounding; none where all of several are equal."""
+        values = {row: by_length[length].value for row, by_length in enumerate(self.by_method) if length in by_length}
+        best = (min if self.lower_is_better else max)(values.values(), default=0.0)
+        rows = frozenset(row for row, value in values.items() if are_equal(value, best))
+        return frozenset() if len(rows) == len(values) > 1 else rows
+
     def text(self, value: float) -> str:
         """A value in few characters: a perplexity, or a share in percent."""
         return short_number(value) if self.lower_is_better else percent(value)
