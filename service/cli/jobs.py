@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,11 +43,9 @@ Server = Annotated[
 Id = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or a unique prefix of it.")]
 
 
-@contextmanager
-def connected_to_jobs(server: str | None) -> Iterator[Ropeway]:
+def connected_to_jobs(server: str | None) -> AbstractContextManager[Ropeway]:
     """A client of the server with the jobs."""
-    with connected(_address(server)) as client:
-        yield client
+    return connected(_address(server))
 
 
 def _address(server: str | None) -> str:

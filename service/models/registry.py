@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -215,7 +215,7 @@ class ModelRegistry:
             device = served.patch.model.device
             tokens = score_tokens(served.patch, pools[device].capacity, settings)
             served.engine.scores.join(pools[device], score_bytes_per_token(served.patch), tokens)
-            self._models[name] = replace(served, score_room=self._left[device])
+            served.score_room = self._left[device]
             log.info("scores_bounded", model=name, tokens=tokens, by=by)
             if tokens < min(served.trained_length, settings.score_tokens or MOST_TOKENS):
                 log.warning("little_memory_for_evaluations", model=name, tokens=tokens)

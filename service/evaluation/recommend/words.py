@@ -43,7 +43,7 @@ def sentences(
         *_more_documents(methods, chosen, answer, schedule),
         *_scaling(methods, chosen),
         *_dropped(methods, schedule),
-        _cost(chosen, schedule),
+        _cost(chosen),
         *_export(methods, answer, schedule, exportable),
         *_export_differences(answer),
         *_ranges(methods, chosen, answer, schedule, trained_length),
@@ -247,7 +247,7 @@ def _are(labels: Sequence[str]) -> str:
     return "is" if len(labels) == 1 else "are"
 
 
-def _cost(chosen: RecommendMethod, schedule: Schedule) -> str:
+def _cost(chosen: RecommendMethod) -> str:
     cost = chosen.cost
     attentions = "one attention" if cost.attentions == 1 else f"{cost.attentions} attentions instead of one"
     more = [

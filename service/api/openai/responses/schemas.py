@@ -37,7 +37,10 @@ class ReasoningOptions(Body):
     """The field ``reasoning`` of responses."""
 
     NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **{"context": ("auto",), "generate_summary": (), "mode": ("standard",), "summary": ()}
+        "context": ("auto",),
+        "generate_summary": (),
+        "mode": ("standard",),
+        "summary": (),
     }
 
     effort: Effort | None = Field(None, description="For chat templates that read the variable `reasoning_effort`.")

@@ -15,7 +15,6 @@ from rich.console import Console
 from service.evaluation.formatting import short_number, spaced
 from service.evaluation.long_perplexity.results import LongPerplexityResult
 from service.evaluation.perplexity.results import PerplexityResult
-from service.evaluation.perplexity.tables import perplexity_markdown
 from service.evaluation.tables import csv_of
 from service.reports.numbers import summaries
 from service.reports.terminal import BEST, table_of
@@ -71,24 +70,6 @@ class TestCsv:
         (row,) = csv.DictReader(io.StringIO(text, newline=""))
         assert row["method"].removeprefix("'") == label
         assert not row["method"].startswith(("=", "+", "-", "@"))
-
-
-class TestMarkdown:
-    def test_has_methods_as_rows_and_lengths_as_columns_with_the_best_in_bold(self) -> None:
-        assert perplexity_markdown(RESULT).splitlines() == [
-            "| method | 256 | 512 | 1,024 |",
-            "| --- | ---: | ---: | ---: |",
-            "| default | **6.500** | 70.25 | 81,234 |",
-            "| yarn(factor=4) | 6.750 | **7.000** | **7.500** |",
-        ]
-
-    def test_names_the_model_that_answered_instead(self) -> None:
-        result = result_of({"alibi": [6.5]}, [256], models={"alibi": "tiny-alibi"})
-        assert "| alibi on tiny-alibi |" in perplexity_markdown(result)
-
-    def test_escapes_the_column_separator(self) -> None:
-        rows = perplexity_markdown(result_of({"a|b": [6.5]}, [256])).splitlines()
-        assert rows[-1] == r"| a\|b | **6.500** |"
 
 
 class TestTerminal:
