@@ -14,7 +14,7 @@ from service.cli.shared.options import ModelName, Server, encodings, method_name
 from service.cli.shared.terminal import stderr
 
 if TYPE_CHECKING:
-    from service.api.responses.encodings import ExportResult
+    from service.api.response_models.encodings import ExportResult
 
 
 def target_names(incomplete: str) -> list[str]:

@@ -12,10 +12,10 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel
 
-from service.api.responses.encodings import ExportResult, FullMethodList, MethodInfo, PolicyInfo
-from service.api.responses.generation import GenerateResponse
-from service.api.responses.jobs import JobList, UnitList
-from service.api.responses.models import ModelInfo, ModelList, Ready
+from service.api.response_models.encodings import ExportResult, FullMethodList, MethodInfo, PolicyInfo
+from service.api.response_models.generation import GenerateResponse
+from service.api.response_models.jobs import JobList, UnitList
+from service.api.response_models.models import ModelInfo, ModelList, Ready
 from service.client.errors import RopewayError, incomplete, refusal, translated, written
 from service.client.events import StreamEvent, job_event, json_of, payload, read, stream_event, typed, typed_result
 from service.client.requests import (

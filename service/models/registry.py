@@ -17,12 +17,12 @@ from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
 from service.engine.verification import checked_length
+from service.machine.memory import free_bytes
 from service.metrics import Metrics
 from service.models.checkpoint.fingerprint import numerics, of_tokenizer
 from service.models.checkpoint.loading import Checkpoint, ModelLoadError, refuse_undivided
 from service.models.checkpoint.numerics import Numerics
 from service.models.checkpoint.quantization import Quantization
-from service.models.memory.available_memory import free_bytes
 from service.models.memory.cache_size import CPU_REACH, cache_bytes, cache_tokens, reserved_bytes
 from service.models.memory.score_size import MOST_TOKENS, score_bytes, score_bytes_per_token, score_tokens
 from service.models.memory.weights import places

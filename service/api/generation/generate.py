@@ -21,7 +21,7 @@ from service.api.generation.wanted import Wanted
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.quotas import set_deadline
-from service.api.responses.generation import (
+from service.api.response_models.generation import (
     Alternative,
     GenerateResponse,
     GenerateUsage,
