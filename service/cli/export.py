@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from service.cli.listings import AsJson
 from service.cli.shared.client import connected
-from service.cli.shared.options import ModelName, Server, encodings, method_names
+from service.cli.shared.options import AsJson, ModelName, Server, encodings, method_names
 from service.cli.shared.terminal import stderr
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from service.cli.shared.client import connected
 from service.cli.shared.commands import Commands
 from service.cli.shared.files import check_files, check_page, refuse_several, save
 from service.cli.shared.following import MOST_LISTED, finding_again, finish
-from service.cli.shared.measuring import AsCsv, AsJson, show, show_early
-from service.cli.shared.options import KEY
+from service.cli.shared.measuring import AsCsv, show, show_early
+from service.cli.shared.options import KEY, AsJson
 from service.cli.shared.terminal import keep_words, new_table, print_table, printable, stderr, stdout
 from service.evaluation.catalogue import EVALUATIONS
 from service.jobs.records import JobState

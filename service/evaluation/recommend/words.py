@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from patches import UNSCALED
+from service.evaluation.cost import weight_of
 from service.evaluation.formatting import listed, percent, probability, short_number
 from service.evaluation.recommend.evidence import Evidence
 from service.evaluation.recommend.results import Answer, AtLength, RecommendMethod
 from service.evaluation.recommend.rounds import Schedule
 from service.evaluation.results import ROUNDING, Interval
 from service.evaluation.statistics.per_token import finite_exp
-from service.evaluation.sweep.judging import weight_of
 
 MUCH = 0.3
 """Nats, and share of repeated tokens: an encoding that is worse by more is one to avoid."""
