@@ -21,7 +21,7 @@ import typer
 from benchmarks.gpu import checks, decoding, forwards
 from benchmarks.gpu.scale import GPU, SMOKE, Row, Scale, peak, reset_peak
 from benchmarks.timing import Report, machine
-from service.sharing.heap import frozen
+from service.machine.heap import frozen
 
 PARTS: tuple[tuple[Callable[[Scale], Iterator[Row]], float], ...] = (
     (checks.tests, 120),

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.paths import RECORDED
-from service.sharing.cpus import processor
+from service.machine.cpus import processor
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,10 @@ def _shown(value: object) -> str:
     if isinstance(value, str):
         return repr(value[:MAX_SHOWN])
     if isinstance(value, bool | int | float) or value is None:
-        text = json.dumps(value)
+        try:
+            text = json.dumps(value)
+        except ValueError:
+            return f"a number of more than {sys.get_int_max_str_digits()} digits"
         return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
     return "an object" if isinstance(value, Mapping) else "a list" if isinstance(value, list | tuple) else "this"
 

@@ -17,8 +17,6 @@ from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddle
 
 from service import tracing
 from service.api import anthropic, errors, evaluations, health, metrics, openai, static
-from service.api.docs import page
-from service.api.docs.openapi import ABOUT, TAGS
 from service.api.encodings import export, figures, methods, policies
 from service.api.files import RenderedFiles
 from service.api.generation import generate
@@ -31,12 +29,15 @@ from service.api.jobs import events, files, routes
 from service.api.jobs.partial import WithoutPartial
 from service.api.jobs.submission import Submissions
 from service.api.quotas import RATE_HEADERS, TokenRate
-from service.api.responses.failures import failures
+from service.api.reference import page
+from service.api.reference.openapi import ABOUT, TAGS
+from service.api.response_models.failures import failures
 from service.jobs.database.calls import StoreCalls
 from service.jobs.database.opening import StoreOutOfReach, StoreUnusable, default_url
 from service.jobs.runner import CLOSE_S, JobRunner
 from service.jobs.storage.products import ProductMemory
 from service.jobs.storage.store import JobStore
+from service.machine import cpus
 from service.metrics import Metrics
 from service.models.checkpoint.loading import ModelLoadError
 from service.models.checkpoint.reasons import reason_of
@@ -45,7 +46,6 @@ from service.models.policies import assign_policies
 from service.models.registry import ModelRegistry
 from service.policy.policy import InvalidPolicy, read_policies
 from service.settings import Settings
-from service.sharing import cpus
 from service.sharing.admission import Admission
 from service.sharing.limits import Concurrency, LimitsUnusable, SharedConcurrency, SharedLimits, opened
 from service.sharing.workers import Workers
@@ -106,7 +106,7 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,  # a redirect would lead to whatever Host header was sent
         description=ABOUT,
         openapi_tags=TAGS,
-        openapi_url=None,  # service.api.docs.page serves it, and the page
+        openapi_url=None,  # service.api.reference.page serves it, and the page
     )
     app.state.settings = settings
     app.state.files = RenderedFiles()

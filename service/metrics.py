@@ -37,7 +37,9 @@ class Metrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of answered requests.")
         self.cached_tokens = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self.scored_tokens = self._counter("perplexity_tokens", "Tokens read by forward passes of perplexity requests.")
+        self.scored_tokens = self._counter(
+            "perplexity_tokens", "Tokens read by forward passes of evaluations and of scored prompts."
+        )
         self.success = self._counter(
             "request_success", "Sequences ended, by why: stop, length, abort, error.", (*LABELS, "finished_reason")
         )
@@ -112,7 +114,7 @@ class _Load(Collector):
         gauges = {
             "num_requests_running": ("Sequences in the running batch.", lambda load: load["running"]),
             "num_requests_waiting": ("Sequences waiting for memory or for a place.", lambda load: load["waiting"]),
-            "num_scoring_jobs": ("Perplexity requests running.", lambda load: load["scoring"]),
+            "num_scoring_jobs": ("Evaluations and scored prompts that run.", lambda load: load["scoring"]),
             "kv_cache_usage_perc": (
                 "Share of the paged cache that requests hold, 0 to 1. Kept prefixes are free.",
                 lambda load: load["cache_tokens_used"] / max(load["cache_tokens"], 1),

@@ -158,9 +158,9 @@ class Settings(BaseSettings):
     stall_timeout_s: Seconds = Field(
         120.0, description="Seconds in one step after which the generation thread counts as stalled and is replaced."
     )
-    max_methods: Count = Field(64, description="Most methods in one perplexity request.")
-    max_lengths: Count = Field(256, description="Most lengths in one perplexity request.")
-    max_documents: Count = Field(256, description="Most documents in one perplexity request.")
+    max_methods: Count = Field(64, description="Most methods in one evaluation.")
+    max_lengths: Count = Field(256, description="Most lengths in one evaluation.")
+    max_documents: Count = Field(256, description="Most documents in one evaluation.")
     max_scored_tokens: Count = Field(
         50_000_000, description="Most tokens that the forward passes of one evaluation may read."
     )

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
-from service.sharing.heap import frozen
+from service.machine.heap import frozen
 from tests import tiers
 from tests.forks import worker
 from tests.forks.process import folder_of_parent

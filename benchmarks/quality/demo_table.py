@@ -16,8 +16,8 @@ from service.cli.server import local_server
 from service.cli.shared.client import client_of
 from service.cli.shared.measuring import show
 from service.client import Ropeway
+from service.evaluation.formatting import short_number
 from service.evaluation.perplexity.results import PerplexityResult
-from service.evaluation.perplexity.tables import perplexity_markdown
 from service.models.checkpoint.loading import DEMO
 from service.models.training.card import insert_table
 from service.settings import Settings
@@ -69,6 +69,19 @@ def measure(
     for document, name in zip(result.documents, documents, strict=True):
         document.name = name
     return result
+
+
+def perplexity_markdown(result: PerplexityResult) -> str:
+    """Methods as rows, lengths as columns, the best of each column in bold."""
+    scores = result.scores()
+    best = {n: scores.best_at(n) for n in result.lengths}
+    lines = [["method", *(f"{n:,}" for n in result.lengths)], ["---", *["---:"] * len(result.lengths)]]
+    for row, (name, by_length) in enumerate(zip(result.names(), scores.by_method, strict=True)):
+        texts = {n: short_number(at.value) for n, at in by_length.items()}
+        texts |= {n: f"**{text}**" for n, text in texts.items() if row in best[n]}
+        cells = [texts.get(n, "") for n in result.lengths]
+        lines.append([name.replace("\\", "\\\\").replace("|", "\\|"), *cells])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def main(

@@ -13,11 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.quality.demo_table import documents_in, measure
+from benchmarks.quality.demo_table import documents_in, measure, perplexity_markdown
 from service.cli.server import local_server
 from service.cli.shared.client import client_of
 from service.evaluation.perplexity.results import PerplexityResult
-from service.evaluation.perplexity.tables import perplexity_markdown
 from service.settings import Settings
 
 LONGEST = 16

@@ -89,7 +89,7 @@ class InChunk:
         return inside if self.last is None else inside.clamp_max(self.last)
 
 
-UNBOUNDED = 1 << 30
+NO_LIMIT = 1 << 30
 """No limit: more than any position, and exact in float32."""
 
 
@@ -100,10 +100,10 @@ class MapRow:
     ``groups`` and ``shifts`` have one number, or one per rotary pair.
     """
 
-    period: int = UNBOUNDED
+    period: int = NO_LIMIT
     groups: tuple[int, ...] = (1,)
     shifts: tuple[float, ...] = (0.0,)
-    cap: int = UNBOUNDED
+    cap: int = NO_LIMIT
     divisor: float = 1.0
 
     @property

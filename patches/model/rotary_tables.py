@@ -78,14 +78,14 @@ class RotaryTable:
 class RotaryTables:
     """The tables of one model. ``chosen`` are those that requests choose; they hold the same numbers."""
 
-    def __init__(self, tables: Iterable[RotaryTable], chosen: Sequence[RotaryTable] = ()) -> None:
+    def __init__(self, tables: Iterable[RotaryTable]) -> None:
         """Tables of one layer type with the same numbers are one, also in different modules (DeepSeek-V4)."""
         self._tables: dict[tuple[nn.Module, str | None], RotaryTable] = {}
         for table in tables:
             alike = (one for one in self if table.layer_type is not None and table.layer_type == one.layer_type)
             same = next((one for one in alike if one.is_like(table)), table)
             self._tables[table.module, table.layer_type] = same
-        self.chosen = tuple(chosen)
+        self.chosen: tuple[RotaryTable, ...] = ()
 
     def choosing(self, chosen: Sequence[RotaryTable]) -> RotaryTables:
         """These tables, of which requests choose ``chosen``."""

@@ -39,8 +39,8 @@ log = structlog.get_logger()
 
 WEIGHT = re.compile(r"q=([01](?:\.\d{0,3})?)")
 
-ACCEPTABLE = {"application/json", "application/*", "text/csv", "text/event-stream", "text/*", "*/*"}
-"""Media types that an evaluation's route answers with, and ranges of them."""
+KINDS = ("application/json", "text/csv", "text/event-stream")
+"""Media types that an evaluation's route answers with."""
 
 
 async def answer(body: EvaluationRequest, request: Request, key: str | None) -> Any:
@@ -78,26 +78,30 @@ async def answer(body: EvaluationRequest, request: Request, key: str | None) -> 
 
 
 def _is_for_csv(accept: str, *, stream: bool) -> bool:
-    """True if the header ``accept`` asks for CSV rather than JSON.
+    """True if the header ``accept`` asks for CSV rather than JSON. Of equal weights, CSV comes only by its own name.
 
     Raises:
-        ApiError: when such an answer is to ``stream``, which the header does not accept; 406 when it asks for other
-            types only.
+        ApiError: when such an answer is to ``stream``, which the header does not accept; 406 when it accepts no type.
     """
-    weights = _weights(accept)
-    wanted = {kind for kind, weight in weights.items() if weight > 0}
-    if wanted and not wanted & ACCEPTABLE:
+    weights = _weights(accept) or {"*/*": 1.0}
+    as_json, as_csv, as_stream = (_weight_of(kind, weights) for kind in KINDS)
+    if not any((as_json, as_csv, as_stream)):
         message = "Accept: answers are application/json, text/csv, or text/event-stream with stream"
         raise ApiError(406, f"{message}; `links` of the JSON lead to a picture and a page", code="not_acceptable")
-    weight = weights.get("text/csv", 0.0)
-    is_for_csv = weight > 0 and weight >= weights.get("application/json", 0.0)
-    if stream and is_for_csv and weight > weights.get("text/event-stream", 0.0):
+    is_for_csv = as_csv > as_json or ("text/csv" in weights and as_csv == as_json)
+    if stream and is_for_csv and as_csv > as_stream:
         raise bad_request("stream: must be false with Accept: text/csv, or accept text/event-stream", "stream")
     return is_for_csv
 
 
+def _weight_of(kind: str, weights: dict[str, float]) -> float:
+    """The weight of the most specific range that has ``kind``; 0 without one."""
+    ranges = (kind, f"{kind.split('/')[0]}/*", "*/*")
+    return next((weights[each] for each in ranges if each in weights), 0.0)
+
+
 def _weights(accept: str) -> dict[str, float]:
-    """The media types in ``accept`` and their weights (RFC 9110, section 12.5.1)."""
+    """The media ranges in ``accept`` and their weights (RFC 9110, section 12.5.1)."""
     found: dict[str, float] = {}
     for part in accept.lower().split(","):
         name, *parameters = map(str.strip, part.split(";"))

@@ -17,7 +17,7 @@ from service.jobs.records import JobInfo
 from service.jobs.storage.results import Packed, unpacked
 from service.reports.render import file_of
 from service.reports.rendered import PAGE, PageOptions, Rendered
-from service.reports.table import table_of, unpacked_size
+from service.reports.table import table_of_packed, unpacked_size
 from service.settings import Settings
 from service.sharing.workers import Workers
 
@@ -93,7 +93,7 @@ async def result_file(
 
     async def make() -> Rendered:
         if form == "csv" and unpacked_size(packed.data) <= SMALL_RESULT:
-            return await workers.run(table_of, packed.evaluation, packed.data)
+            return await workers.run(table_of_packed, packed.evaluation, packed.data)
         return await workers.render(file_of, form, packed.evaluation, packed.data, told, options)
 
     # A result that is partial may become whole: the key has gzip's checksum and size of the bytes at hand.

@@ -8,7 +8,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from service.api.errors import answer
-from service.api.responses.models import Live, Ready
+from service.api.response_models.models import Live, Ready
 from service.errors import ApiError, rank_lost, shutting_down
 from service.models.parallel import LOST
 

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from service.cli.jobs import Server, connected_to_jobs, whole
 from service.cli.shared.files import check_outputs, picture, save
-from service.cli.shared.measuring import AsCsv, AsJson, PictureName, Plots, show
+from service.cli.shared.measuring import AsCsv, PictureName, Plots, show
+from service.cli.shared.options import AsJson
 from service.cli.shared.terminal import fail, printable, stdout
 
 if TYPE_CHECKING:

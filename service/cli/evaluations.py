@@ -21,7 +21,6 @@ from service.cli.shared.files import check_outputs, picture, save
 from service.cli.shared.following import finding_again, finish
 from service.cli.shared.measuring import (
     AsCsv,
-    AsJson,
     Files,
     LengthList,
     MaxTokens,
@@ -31,7 +30,7 @@ from service.cli.shared.measuring import (
     refuse_without_effect,
     show,
 )
-from service.cli.shared.options import Encodings, ModelName, Server, encodings_option
+from service.cli.shared.options import AsJson, Encodings, ModelName, Server, encodings_option
 from service.cli.shared.terminal import new_table, print_table, stdout
 from service.evaluation.catalogue import EVALUATIONS, OPTION, Evaluation
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from service.cli.listings import AsJson
 from service.cli.shared.client import connected
-from service.cli.shared.options import ModelName, Server, encodings, method_names
+from service.cli.shared.options import AsJson, ModelName, Server, encodings, method_names
 from service.cli.shared.terminal import stderr
 
 if TYPE_CHECKING:
-    from service.api.responses.encodings import ExportResult
+    from service.api.response_models.encodings import ExportResult
 
 
 def target_names(incomplete: str) -> list[str]:

@@ -125,7 +125,7 @@ def _side_by_side(client: Ropeway, request: dict[str, Any], titles: list[str]) -
     texts, ends = [""] * len(titles), [""] * len(titles)
 
     def columns() -> Table:
-        return panels([(title, text, end) for title, text, end in zip(titles, texts, ends, strict=True)])
+        return panels(list(zip(titles, texts, ends, strict=True)))
 
     with Live(get_renderable=columns, console=stdout, transient=True, vertical_overflow="ellipsis"):
         for event in client.stream(**request):

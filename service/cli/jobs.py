@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +17,8 @@ from service.cli.shared.client import connected
 from service.cli.shared.commands import Commands
 from service.cli.shared.files import check_files, check_page, refuse_several, save
 from service.cli.shared.following import MOST_LISTED, finding_again, finish
-from service.cli.shared.measuring import AsCsv, AsJson, show, show_early
-from service.cli.shared.options import KEY
+from service.cli.shared.measuring import AsCsv, show, show_early
+from service.cli.shared.options import KEY, AsJson
 from service.cli.shared.terminal import keep_words, new_table, print_table, printable, stderr, stdout
 from service.evaluation.catalogue import EVALUATIONS
 from service.jobs.records import JobState
@@ -43,11 +43,9 @@ Server = Annotated[
 Id = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or a unique prefix of it.")]
 
 
-@contextmanager
-def connected_to_jobs(server: str | None) -> Iterator[Ropeway]:
+def connected_to_jobs(server: str | None) -> AbstractContextManager[Ropeway]:
     """A client of the server with the jobs."""
-    with connected(_address(server)) as client:
-        yield client
+    return connected(_address(server))
 
 
 def _address(server: str | None) -> str:

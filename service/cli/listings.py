@@ -12,7 +12,7 @@ from rich.text import Text
 
 from service.cli.shared.client import connected
 from service.cli.shared.files import check_folder, refuse_several
-from service.cli.shared.options import ModelName, Server, method_names
+from service.cli.shared.options import AsJson, ModelName, Server, method_names
 from service.cli.shared.terminal import fail, new_table, print_table, printable, stdout
 from service.reports.schema import default_text, type_text
 
@@ -32,8 +32,6 @@ FACTS = {
     "family": "family",
 }
 """The printed facts of a method: label and key."""
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 
 def methods(

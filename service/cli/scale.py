@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.listings import AsJson
 from service.cli.serve import assignments
 from service.cli.shared.commands import Commands
+from service.cli.shared.options import AsJson
 from service.cli.shared.terminal import fail, new_table, print_table, printable, stderr, stdout
 
 if TYPE_CHECKING:

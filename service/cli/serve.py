@@ -227,7 +227,7 @@ def _warn(settings: Settings) -> None:
 
 def _serve(settings: Settings) -> None:
     from service.cli.server import StartWatch, load_libraries
-    from service.sharing.heap import keep_one_heap
+    from service.machine.heap import keep_one_heap
 
     keep_one_heap()
     if stderr.is_terminal and settings.log_format == "console":  # the log begins seconds later

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from service import logs
 from service.env_file import UnreadableFile
 from service.environment import misspelt, unknown
+from service.machine.heap import frozen
 from service.settings import Settings
-from service.sharing.heap import frozen
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

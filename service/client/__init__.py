@@ -5,9 +5,9 @@ Importing this loads no model library, and neither does an encoding in the short
 
 from __future__ import annotations
 
-from service.api.responses.encodings import ExportResult, MethodInfo
-from service.api.responses.generation import GenerateResponse, PrefillProgress, Result, ResultEnd, TextDelta
-from service.api.responses.models import ModelInfo, Ready
+from service.api.response_models.encodings import ExportResult, MethodInfo
+from service.api.response_models.generation import GenerateResponse, PrefillProgress, Result, ResultEnd, TextDelta
+from service.api.response_models.models import ModelInfo, Ready
 from service.client.asynchronous import AsyncRopeway
 from service.client.errors import RopewayError
 from service.client.events import StreamEvent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +34,8 @@ class RopewayError(Exception):
         headers: Mapping[str, str] | None = None,
         transient: bool = False,
     ) -> None:
-        super().__init__(message if param is None or param in message else f"{param}: {message}")
+        named = param is None or re.match(rf"['`]?{re.escape(param)}(?!\w)", message)
+        super().__init__(message if named else f"{param}: {message}")
         headers = headers or {}
         self.status, self.code, self.param, self.message = status, code, param, message
         self.retry_after = _seconds(headers.get("retry-after"))

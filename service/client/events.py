@@ -9,7 +9,7 @@ import httpx
 from httpx_sse import ServerSentEvent
 from pydantic import BaseModel, ValidationError
 
-from service.api.responses.generation import PrefillProgress, ResultEnd, TextDelta
+from service.api.response_models.generation import PrefillProgress, ResultEnd, TextDelta
 from service.client.errors import RopewayError, in_stream
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.results import EvaluationResult

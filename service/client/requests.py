@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
+from urllib.parse import quote
 
 import httpx
 
@@ -88,6 +89,10 @@ def given(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def job_path(job_id: str, *rest: str) -> str:
+    return "/".join(("/jobs", quote(job_id, safe=""), *rest))
+
+
 def comparison_path(jobs: Sequence[str], names: Sequence[str] | None, baseline: Encoding | None) -> str:
     """The path of the comparison of ``jobs``.
 
@@ -98,7 +103,8 @@ def comparison_path(jobs: Sequence[str], names: Sequence[str] | None, baseline: 
         raise RopewayError("names: a name has a comma, which separates names", param="names")
     method = baseline if baseline is None or isinstance(baseline, str) else json.dumps(dict(baseline))
     query = httpx.QueryParams(given({"names": ",".join(names) if names else None, "baseline": method}))
-    return f"/comparisons/{','.join(jobs) or ','}/results.json" + (f"?{query}" if query else "")
+    ids = ",".join(quote(job, safe="") for job in jobs)
+    return f"/comparisons/{ids or ','}/results.json" + (f"?{query}" if query else "")
 
 
 def file_path(job_id: str, file: str, include_text: bool = False, picture: str | None = None) -> str:
@@ -106,4 +112,4 @@ def file_path(job_id: str, file: str, include_text: bool = False, picture: str |
     asked = {"standalone": file.endswith(".html"), "include_text": include_text}
     wanted = {name: "true" for name, value in asked.items() if value}
     query = httpx.QueryParams(wanted | given({"picture": picture}))
-    return f"/jobs/{job_id}/{file}" + (f"?{query}" if query else "")
+    return job_path(job_id, file) + (f"?{query}" if query else "")

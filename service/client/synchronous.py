@@ -12,10 +12,10 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel
 
-from service.api.responses.encodings import ExportResult, FullMethodList, MethodInfo, PolicyInfo
-from service.api.responses.generation import GenerateResponse
-from service.api.responses.jobs import JobList, UnitList
-from service.api.responses.models import ModelInfo, ModelList, Ready
+from service.api.response_models.encodings import ExportResult, FullMethodList, MethodInfo, PolicyInfo
+from service.api.response_models.generation import GenerateResponse
+from service.api.response_models.jobs import JobList, UnitList
+from service.api.response_models.models import ModelInfo, ModelList, Ready
 from service.client.errors import RopewayError, incomplete, refusal, translated, written
 from service.client.events import StreamEvent, job_event, json_of, payload, read, stream_event, typed, typed_result
 from service.client.requests import (
@@ -28,6 +28,7 @@ from service.client.requests import (
     file_path,
     given,
     idempotent,
+    job_path,
 )
 from service.client.retries import RECONNECT_S, Following, retrying
 from service.evaluation.comparison.results import ComparisonResult
@@ -136,7 +137,7 @@ class Ropeway:
 
     def job(self, job_id: str) -> JobInfo:
         """State and progress of a job."""
-        return self._ask(JobInfo, "GET", f"/jobs/{job_id}")
+        return self._ask(JobInfo, "GET", job_path(job_id))
 
     def jobs(
         self,
@@ -158,7 +159,8 @@ class Ropeway:
         following = Following(after)
         while True:
             try:
-                with closing(self._events("GET", f"/jobs/{job_id}/events", after=following.after)) as events:
+                asked = self._events("GET", job_path(job_id, "events"), after=following.after)
+                with closing(asked) as events:
                     for event, response in events:
                         item = job_event(event, response)
                         following.take(item, event.event)
@@ -172,11 +174,11 @@ class Ropeway:
 
     def cancel(self, job_id: str) -> None:
         """End a job; a job that has ended stays as it is."""
-        self._answer("DELETE", f"/jobs/{job_id}")
+        self._answer("DELETE", job_path(job_id))
 
     def resume(self, job_id: str) -> JobInfo:
         """Queue a cancelled or failed job again; its finished units are not repeated."""
-        return self._ask(JobInfo, "POST", f"/jobs/{job_id}/resume")
+        return self._ask(JobInfo, "POST", job_path(job_id, "resume"))
 
     def units(self, job_id: str, *, include_text: bool = False) -> list[UnitDone]:
         """The finished units of a job in any state, in the order of finishing. ``include_text`` gives each the prompt
@@ -186,7 +188,7 @@ class Ropeway:
 
     def forget(self, job_id: str) -> None:
         """Remove a job that has ended, and its result."""
-        self._answer("DELETE", f"/jobs/{job_id}?forget=true")
+        self._answer("DELETE", f"{job_path(job_id)}?forget=true")
 
     def result(self, job_id: str, *, include_text: bool = False) -> EvaluationResult:
         """The result of a finished job. A job that ended early has a result over its complete methods, and

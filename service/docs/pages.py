@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.image import imread
 
 from service.docs import export, methods, primer
-from service.sharing.files import replace
+from service.machine.files import replace
 
 IMAGE = re.compile(r'"data:image/png;base64,([^"]*)"')
 """A heat map within an SVG."""

@@ -18,7 +18,7 @@ from service.engine.adapter.configuration import is_divided
 from service.engine.choice import Attention, EngineChoice, choices
 from service.engine.limits import EngineLimits
 from service.engine.request import EngineRequest, SamplingParams
-from service.sharing.heap import frozen
+from service.machine.heap import frozen
 
 PROMPT, NEW, PAGE = 20, 4, 4
 """Tokens. Pages of 4 are given back where an encoding forgets."""

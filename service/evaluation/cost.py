@@ -1,8 +1,12 @@
-"""The cost of an evaluation, computed before any of its units exists."""
+"""The cost of an evaluation, computed before any of its units exists, and the cost of an encoding."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from pydantic import BaseModel
+
+from patches import ResolvedRecipe
 
 
 class Cost(NamedTuple):
@@ -19,3 +23,22 @@ class Cost(NamedTuple):
 
     def times(self, count: int) -> Cost:
         return Cost(*(count * part for part in self))
+
+
+class EncodingCost(BaseModel):
+    """The encoding's additions to ordinary attention, by weight. They are attentions per layer (bands), rotation of all
+    keys at each read, and a bias on every score."""
+
+    attentions: int
+    rotated_when_read: bool
+    bias: bool
+
+
+def cost_of(resolved: ResolvedRecipe) -> EncodingCost:
+    rotated, recipe = resolved.rotates_at == "cache_read", resolved.recipe
+    return EncodingCost(attentions=len(recipe.bands), rotated_when_read=rotated, bias=recipe.score_bias is not None)
+
+
+def weight_of(cost: EncodingCost) -> tuple[int, bool, bool]:
+    """Costs in ascending order."""
+    return cost.attentions, cost.rotated_when_read, cost.bias

@@ -17,12 +17,12 @@ def probability(value: float) -> str:
 
 
 def short_number(value: float) -> str:
-    """A perplexity in few characters: 7.123, 45.67, 812.3, 56,789, 1.2e+09."""
-    if value >= 1e6:
+    """A perplexity in few characters: 7.123, 45.67, 812.3, 56,789, 1.2e+09. The limits are those of rounded numbers."""
+    if value >= 999_999.5:
         return f"{value:.1e}"
-    if value >= 1000:
+    if value >= 999.95:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 10 else f"{value:.3f}"
+    return f"{value:.1f}" if value >= 99.995 else f"{value:.2f}" if value >= 9.9995 else f"{value:.3f}"
 
 
 def counted(count: int, noun: str) -> str:

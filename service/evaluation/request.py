@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, PrivateA
 from patches import LONGEST, KnownFields, Method, problem
 from service.inputs import MOST_ENCODINGS, MOST_TEXTS, as_list
 from service.policy.auto import Encoding
+from service.settings import Seconds
 
 Tokens = Annotated[int, Field(ge=2, le=LONGEST - 1)]
 
@@ -102,7 +103,7 @@ class EvaluationRequest(KnownFields, ABC):
         description="A job reuses stored outcomes of the same inputs, model and code. If false, it computes all units, "
         "and no other job reuses them.",
     )
-    timeout_s: Annotated[float, Field(ge=0.01)] | None = Field(
+    timeout_s: Seconds | None = Field(
         None, description="Seconds until it is given up with 504; the server's maximum when absent. Not for jobs."
     )
 

@@ -46,6 +46,10 @@ ROUNDING = 1e-6
 """Relative difference of two numbers that rounding explains: one encoding by two routes differs by 1e-8 to 2e-7."""
 
 
+MOST_NAMED = 3
+"""Documents, or pairs of them, that a sentence names."""
+
+
 def are_equal(a: float, b: float) -> bool:
     """True for numbers that are equal up to rounding."""
     return math.isclose(a, b, rel_tol=ROUNDING)
@@ -82,6 +86,13 @@ class Scores(NamedTuple):
     def lengths(self) -> list[int]:
         """Every length of any method, ascending."""
         return sorted({length for by_length in self.by_method for length in by_length})
+
+    def best_at(self, length: int) -> frozenset[int]:
+        """Indices of the best methods at ``length``, equal up to rounding; none where all of several are equal."""
+        values = {row: by_length[length].value for row, by_length in enumerate(self.by_method) if length in by_length}
+        best = (min if self.lower_is_better else max)(values.values(), default=0.0)
+        rows = frozenset(row for row, value in values.items() if are_equal(value, best))
+        return frozenset() if len(rows) == len(values) > 1 else rows
 
     def text(self, value: float) -> str:
         """A value in few characters: a perplexity, or a share in percent."""
@@ -342,24 +353,24 @@ def name_of(method: MethodInResult, result: EvaluationResult) -> str:
     return method.label if method.model == result.model else f"{method.label} on {method.model}"
 
 
-def documents_text(documents: Sequence[DocumentInfo], most: int = 3) -> str:
-    """The tokens of the documents and the names of at most ``most``; of several, the names are last. They may be long,
+def documents_text(documents: Sequence[DocumentInfo]) -> str:
+    """The tokens of the documents and the names of the first; of several, the names are last. They may be long,
     and pictures cut a line at its end."""
     names = [document.name for document in documents]
-    shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    shown = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
     cut = [document for document in documents if document.cut_from is not None]
     more = f", {len(cut)} cut to {cut[0].tokens:,}" if cut else ""
     tokens = f"{sum(document.tokens for document in documents):,} tokens{more}"
     return f"{shown} ({tokens})" if len(names) == 1 else f"{len(names)} documents, {tokens}: {shown}"
 
 
-def overlaps_text(documents: Sequence[DocumentInfo], most: int = 3) -> list[str]:
+def overlaps_text(documents: Sequence[DocumentInfo]) -> list[str]:
     """The caution about documents that are not independent, as intervals take them."""
     found = [
         f"{document.name} and {documents[document.overlap.document].name} share {percent(document.overlap.share)}"
         for document in documents
         if document.overlap is not None
     ]
-    more = f", and {len(found) - most} more do" if len(found) > most else ""
-    shown = "; ".join(found[:most])
+    more = f", and {len(found) - MOST_NAMED} more do" if len(found) > MOST_NAMED else ""
+    shown = "; ".join(found[:MOST_NAMED])
     return [f"Intervals take documents as independent, but {shown} of the shorter text{more}."] if found else []

@@ -42,11 +42,6 @@ def picture_of(result: EvaluationResult, name: str | None = None) -> Picture:
     raise NoSuchPicture(name or "", names)
 
 
-def png_of(result: EvaluationResult) -> bytes:
-    """The result's main picture as PNG."""
-    return picture_of(result).png()
-
-
 def html_of(result: EvaluationResult, plotly: str | None = None, name: str | None = None) -> str:
     """A picture of the result as an interactive page.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,12 +17,12 @@ from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.engine.metrics import EngineMetrics
 from service.engine.verification import checked_length
+from service.machine.memory import free_bytes
 from service.metrics import Metrics
 from service.models.checkpoint.fingerprint import numerics, of_tokenizer
 from service.models.checkpoint.loading import Checkpoint, ModelLoadError, refuse_undivided
 from service.models.checkpoint.numerics import Numerics
 from service.models.checkpoint.quantization import Quantization
-from service.models.memory.available_memory import free_bytes
 from service.models.memory.cache_size import CPU_REACH, cache_bytes, cache_tokens, reserved_bytes
 from service.models.memory.score_size import MOST_TOKENS, score_bytes, score_bytes_per_token, score_tokens
 from service.models.memory.weights import places
@@ -215,7 +215,7 @@ class ModelRegistry:
             device = served.patch.model.device
             tokens = score_tokens(served.patch, pools[device].capacity, settings)
             served.engine.scores.join(pools[device], score_bytes_per_token(served.patch), tokens)
-            self._models[name] = replace(served, score_room=self._left[device])
+            served.score_room = self._left[device]
             log.info("scores_bounded", model=name, tokens=tokens, by=by)
             if tokens < min(served.trained_length, settings.score_tokens or MOST_TOKENS):
                 log.warning("little_memory_for_evaluations", model=name, tokens=tokens)

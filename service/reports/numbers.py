@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from service.evaluation.results import Beside, Changes, EvaluationResult, Score, Scores
@@ -75,10 +74,10 @@ def exact(value: object) -> str:
 def _summary(result: EvaluationResult, scope: str) -> Table:
     scores = result.scores()
     lengths = spread(scores.lengths(), MOST_COLUMNS)
-    best = {n: _best([by[n].value for by in scores.by_method if n in by], scores) for n in lengths}
+    best = {n: scores.best_at(n) for n in lengths}
     rows = [
-        (name, [_cell(by_length.get(n), best[n], scores) for n in lengths])
-        for name, by_length in zip(result.names(), scores.by_method, strict=True)
+        (name, [_cell(by_length.get(n), scores, is_best=row in best[n]) for n in lengths])
+        for row, (name, by_length) in enumerate(zip(result.names(), scores.by_method, strict=True))
     ]
     better = "lower is better" if scores.lower_is_better else "higher is better"
     caption = f"{scores.title} by {scores.by}, tokens ({better}){scope and f', {scope}'}"
@@ -100,14 +99,8 @@ def _beside_cell(at: Beside | None) -> Cell:
     return Cell(at.marked, " to ".join(at.interval or ()))
 
 
-def _best(values: Sequence[float], scores: Scores) -> float | None:
-    """The best of a column; None where all are equal."""
-    best = (min if scores.lower_is_better else max)(values)
-    return best if len(values) == 1 or len(set(values)) > 1 else None
-
-
-def _cell(score: Score | None, best: float | None, scores: Scores) -> Cell:
+def _cell(score: Score | None, scores: Scores, *, is_best: bool) -> Cell:
     if score is None:
         return Cell("")
     interval = f"{scores.text(score.interval.low)} to {scores.text(score.interval.high)}" if score.interval else ""
-    return Cell(scores.text(score.value), interval, score.value == best)
+    return Cell(scores.text(score.value), interval, is_best)

@@ -13,7 +13,7 @@ from service.evaluation.tables import csv_of
 from service.reports.rendered import Rendered
 
 
-def table_of(evaluation: str, packed: bytes) -> Rendered:
+def table_of_packed(evaluation: str, packed: bytes) -> Rendered:
     """The table of the result in ``packed``, JSON under gzip."""
     return table(result_type(evaluation).model_validate_json(gzip.decompress(packed)))
 

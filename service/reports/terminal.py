@@ -62,10 +62,12 @@ def _by_length(result: EvaluationResult, scores: Scores, width: int) -> Table:
     _add_columns(table, result.names(), shown, result.trained_length)
     if has_effective:
         table.add_column("effective length", justify="right")
-    choose = min if scores.lower_is_better else max
-    best = {n: choose((by[n].value for by in scores.by_method if n in by), default=None) for n in shown}
+    best = {n: scores.best_at(n) for n in shown}
     texts = {
-        (row, n): _cell(by[n], best[n], scores) for row, by in enumerate(scores.by_method) for n in shown if n in by
+        (row, n): _cell(by[n], scores, is_best=row in best[n])
+        for row, by in enumerate(scores.by_method)
+        for n in shown
+        if n in by
     }
     for row, name in enumerate(result.names()):
         cells = _cells(row, shown, texts, intervals if below else {})
@@ -115,9 +117,9 @@ def _cells(row: int, shown: Sequence[int], texts: Cells[Text], intervals: Cells[
     return [cell.append(f"\n{intervals.get((row, n), '')}", "dim") for cell, n in zip(cells, shown, strict=True)]
 
 
-def _cell(score: Score, best: float | None, scores: Scores) -> Text:
+def _cell(score: Score, scores: Scores, *, is_best: bool) -> Text:
     text = short_number(score.value) if scores.lower_is_better else f"{score.value:.2f}"
-    return Text(text, style=BEST if score.value == best else "")
+    return Text(text, style=BEST if is_best else "")
 
 
 def _intervals(scores: Scores, shown: Sequence[int]) -> Cells[str]:

@@ -52,7 +52,7 @@ class Ropeway:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The same application as without Ray, built here: models do not travel between processes."""
         from service import logs
-        from service.sharing.heap import keep_one_heap
+        from service.machine.heap import keep_one_heap
 
         private_names.require_names()
         keep_one_heap()
@@ -125,7 +125,7 @@ def _draining(lifespan: Any, grace_s: float) -> Any:
 
     @asynccontextmanager
     async def watched(app: FastAPI) -> AsyncIterator[None]:
-        from service.sharing.heap import frozen
+        from service.machine.heap import frozen
 
         async with lifespan(app):
             with frozen():

@@ -19,8 +19,6 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any
 
-import structlog
-
 PRELOAD = ["service.reports.forms", "service.models.text.grammar_text"]
 """Modules that the fork server imports once for all children."""
 
@@ -35,8 +33,6 @@ TRIES = 3
 
 PAUSE_S = 0.1
 """Seconds between them: a fork server that was killed seems alive until the system has ended it."""
-
-log = structlog.get_logger()
 
 
 class ChildFailed(RuntimeError):

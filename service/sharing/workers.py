@@ -18,9 +18,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from fastapi.concurrency import run_in_threadpool
 
+from service.machine.heap import trim
 from service.sharing.admission import Admission, Ticket
 from service.sharing.child import Child, ChildFailed
-from service.sharing.heap import trim
 from service.sharing.stopping import Baton, Manners, with_manners
 
 Parameters = ParamSpec("Parameters")

@@ -12,6 +12,7 @@ STOP_REASONS = "tests/service/openai/text/test_stop_reasons.py"
 TEMPLATING = "tests/service/openai/text/test_templating.py"
 ALLOWED = "tests/service/openai/structure/test_allowed_tools.py"
 FAILING = "tests/service/api/http/test_clients_that_fail.py"
+SCORING = "tests/service/evaluation/perplexity/test_scoring.py"
 RATES = "tests/service/api/test_rates.py"
 
 API = [
@@ -223,4 +224,19 @@ API = [
              ("tests/service/test_log_writer.py",)),
     Mutation("ranks warn as they import libraries", "service/models/parallel", "    logs.quiet_imports()\n", "",
              ("tests/service/models/parallel/test_group.py",)),
+    Mutation("the widest range of Accept wins", "service/api",
+             """ranges = (kind, f"{kind.split('/')[0]}/*", "*/*")""",
+             """ranges = ("*/*", f"{kind.split('/')[0]}/*", kind)""",
+             (f"{SCORING}::test_the_client_weighs_csv_against_json",)),
+    Mutation("a field within a word names the field of an error", "service/client",
+             """re.match(rf"['`]?{re.escape(param)}(?!\\w)", message)""", "param in message",
+             ("tests/service/client/test_client.py::test_the_text_of_an_error_names_its_field_once",)),
+    Mutation("an id of a job leaves its part of a path", "service/client",
+             """return "/".join(("/jobs", quote(job_id, safe=""), *rest))""",
+             """return "/".join(("/jobs", job_id, *rest))""",
+             ("tests/service/client/test_client.py::test_ids_stay_within_their_part_of_the_path",)),
+    Mutation("a trail has half a surrogate pair", "service/api",
+             "[(each, (trail, key)) for key, each in item.items()] + [(key, trail) for key in item]",
+             "[(key, trail) for key in item] + [(each, (trail, key)) for key, each in item.items()]",
+             ("tests/service/api/http/test_bodies.py::test_whole_pairs_are_text",)),
 ]  # fmt: skip

@@ -276,4 +276,6 @@ EVALUATION = [
              (STORE,)),
     Mutation("intervals leave a picture unsaid", "service/figures", "elif _leave(figure, drawn):", "elif False:",
              ("tests/service/figures/test_readable.py",)),
+    Mutation("rounding decides the best of a column", "service/evaluation", "if are_equal(value, best))",
+             "if value == best)", ("tests/service/evaluation/perplexity/test_tables.py",)),
 ]  # fmt: skip

@@ -120,6 +120,11 @@ def test_validation_refuses_what_the_grammar_lets_through(text: str) -> None:
         parse(from_text(text))
 
 
+def test_an_endless_number_is_refused_by_its_field() -> None:
+    with pytest.raises(InvalidEncoding, match=r"factor: must be .*, not a number of more than 4300 digits"):
+        parse({"method": "yarn", "factor": 10**5000})
+
+
 @pytest.mark.parametrize(
     ("asked", "label"),
     [

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LAYERS = (
     {"policy"},
-    {"addresses", "env_file", "log_writer"},
+    {"addresses", "env_file", "log_writer", "machine"},
     {"context", "errors", "inputs", "logs", "metrics", "settings"},
     {"anthropic_failures", "environment", "sharing", "tracing"},
     {"engine"},

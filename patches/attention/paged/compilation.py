@@ -10,7 +10,7 @@ from patches.attention.paged.rows import BandRow, BiasKind, BiasRow, Row, Temper
 from patches.encoding.biases import BucketBias, LinearBias, LogBias, PowerBias
 from patches.encoding.masks import ChunkRange, DistanceRange, FirstKeys, Predicate
 from patches.encoding.positions import (
-    UNBOUNDED,
+    NO_LIMIT,
     Capped,
     Fixed,
     Grouped,
@@ -70,7 +70,7 @@ def map_row(position_map: PositionMap) -> MapRow:
         case Stretched(divisor, shift):
             return MapRow(shifts=(shift,), divisor=divisor)
         case InChunk(size, shift, last):
-            return MapRow(period=size, shifts=(shift,), cap=UNBOUNDED if last is None else last)
+            return MapRow(period=size, shifts=(shift,), cap=NO_LIMIT if last is None else last)
     raise DoesNotFit(f"no row expresses the position map {position_map}; {KINDS}")
 
 
@@ -78,11 +78,11 @@ def _pairs(predicate: Predicate) -> tuple[int, int, int, int]:
     """chunk, low, high and first of a band."""
     match predicate:
         case DistanceRange(low, high):
-            return 1, low, UNBOUNDED if high is None else high, UNBOUNDED
+            return 1, low, NO_LIMIT if high is None else high, NO_LIMIT
         case FirstKeys(count, low):
-            return 1, low, UNBOUNDED, count
+            return 1, low, NO_LIMIT, count
         case ChunkRange(size, low, high):
-            return size, low, UNBOUNDED if high is None else high, UNBOUNDED
+            return size, low, NO_LIMIT if high is None else high, NO_LIMIT
     raise DoesNotFit(f"no row expresses the mask {predicate}; {KINDS}")
 
 
@@ -93,7 +93,7 @@ def mask_row(predicate: Predicate) -> BandRow:
         DoesNotFit: for a mask of another kind.
     """
     chunk, low, high, first = _pairs(predicate)
-    if low > 0 or first < UNBOUNDED:
+    if low > 0 or first < NO_LIMIT:
         raise DoesNotFit(f"no row expresses {predicate} as the mask of a layer")
     return BandRow(chunk=chunk, high=high)
 

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import torch
 
-from patches.encoding.positions import AS_IT_IS, UNBOUNDED, MapRow
+from patches.encoding.positions import AS_IT_IS, NO_LIMIT, MapRow
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class BandRow:
     key_map: MapRow = AS_IT_IS
     chunk: int = 1
     low: int = 0
-    high: int = UNBOUNDED
-    first: int = UNBOUNDED
+    high: int = NO_LIMIT
+    first: int = NO_LIMIT
 
     def __call__(self, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
         """Boolean mask of broadcastable indices."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from patches.batch.upload import uploaded
-from patches.encoding.positions import UNBOUNDED
+from patches.encoding.positions import NO_LIMIT
 
 SPLIT = 128
 """Keys of one part of a single new token, in a short sequence."""
@@ -190,7 +190,7 @@ class Step:
     def work(self, queries: int, split: int) -> Work:
         """Items of up to ``queries`` queries, and for single ones of ``split`` keys."""
         chunks = [
-            (index, first, 0, UNBOUNDED)
+            (index, first, 0, NO_LIMIT)
             for index, sequence in enumerate(self.sequences)
             if sequence.queries > 1
             for first in range(0, sequence.queries, queries)

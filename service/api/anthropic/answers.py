@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from service.api.openai.conversation import Part
 from service.api.openai.usage import TokensUsed
-from service.api.responses.encodings import AutoChoice
+from service.api.response_models.encodings import AutoChoice
 
 UNSIGNED = "unsigned"
 

@@ -9,7 +9,7 @@ from fastapi import Request
 
 from patches import Method
 from service import context
-from service.api.responses.encodings import AutoChoice, AutoRanges
+from service.api.response_models.encodings import AutoChoice, AutoRanges
 from service.api.store import store_of, stored
 from service.errors import bad_request
 from service.evaluation.request import EvaluationRequest

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from patches import LONGEST, KnownFields, Method, PositionEncoding, problem
-from service.api.docs.openapi import SAMPLE
 from service.api.http.routing import Route
-from service.api.responses.encodings import ExportResult
+from service.api.reference.openapi import SAMPLE
+from service.api.response_models.encodings import ExportResult
 from service.errors import ApiError, bad_request
 from service.export.target import Target
 from service.export.targets import (

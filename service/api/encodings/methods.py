@@ -29,8 +29,8 @@ from service.api.encodings.auto import in_listings
 from service.api.files import RenderedFiles, file_response
 from service.api.http.queries import AnyParameters, WholeNumber
 from service.api.http.routing import Route
-from service.api.responses.encodings import FullMethodList, MethodInfo, MethodList, MethodSummary, ParameterInfo
-from service.api.responses.models import MemoryInfo, ModelInfo, ModelList, QuantizationInfo
+from service.api.response_models.encodings import FullMethodList, MethodInfo, MethodList, MethodSummary, ParameterInfo
+from service.api.response_models.models import MemoryInfo, ModelInfo, ModelList, QuantizationInfo
 from service.errors import ApiError, bad_request
 from service.models.linear.layers import products_of
 from service.models.linear.packing import has_packed_weights

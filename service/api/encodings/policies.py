@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from patches import KnownFields
 from service import context
 from service.api.http.routing import Route
-from service.api.responses.encodings import PolicyInfo
+from service.api.response_models.encodings import PolicyInfo
 from service.api.store import store_of, stored
 from service.errors import ApiError, bad_request
 from service.evaluation.catalogue import EVALUATIONS

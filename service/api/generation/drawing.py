@@ -14,6 +14,7 @@ from service.engine.request import SamplingParams
 from service.errors import ApiError, bad_request
 from service.inputs import Stop, Stops, TokenId
 from service.models.registry import ServedModel
+from service.settings import Seconds
 
 MOST_IDS = 256
 """Token ids in one of its fields."""
@@ -37,6 +38,17 @@ def _digits(key: Any) -> Any:
 
 
 BiasedToken = Annotated[int, BeforeValidator(_digits), Field(ge=0, strict=False)]
+
+
+class Limited(KnownFields):
+    """The time of a request, and the requests that it shares prefixes with."""
+
+    timeout_s: Seconds | None = Field(
+        None, description="Seconds until it is given up with 504; the server's maximum when absent."
+    )
+    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        None, description="Share cached prefixes only with requests of the same API key and the same salt."
+    )
 
 
 class Drawing(KnownFields):

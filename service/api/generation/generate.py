@@ -13,7 +13,7 @@ from pydantic.config import JsonDict
 from patches import KnownFields, examples, to_shorthand
 from service.api.files import json_response
 from service.api.generation.bad_words import sequences
-from service.api.generation.drawing import Drawing, Stopped
+from service.api.generation.drawing import Drawing, Limited, Stopped
 from service.api.generation.prepared import PreparedPrompt, Target, prepare
 from service.api.generation.prompts import check_at_most, together
 from service.api.generation.token_names import TokenNames
@@ -21,7 +21,7 @@ from service.api.generation.wanted import Wanted
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
 from service.api.quotas import set_deadline
-from service.api.responses.generation import (
+from service.api.response_models.generation import (
     Alternative,
     GenerateResponse,
     GenerateUsage,
@@ -62,19 +62,13 @@ class PromptsUnderEncodings(KnownFields):
     max_new_tokens: Annotated[int, Field(ge=1)] = 64
 
 
-class GenerateRequest(Stopped, Drawing, PromptsUnderEncodings):
+class GenerateRequest(Stopped, Drawing, Limited, PromptsUnderEncodings):
     """Greedy unless ``temperature`` is above 0. The same ``seed`` draws the same noise in any company. Other batches
     round differently, so a token near a boundary may still change."""
 
     model_config = ConfigDict(allow_inf_nan=False, json_schema_extra={"examples": [EXAMPLE]})
 
     stream: bool = False
-    timeout_s: Annotated[float, Field(ge=0.01)] | None = Field(
-        None, description="Seconds until it is given up with 504; the server's maximum when absent."
-    )
-    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
-        None, description="Share cached prefixes only with requests of the same API key and the same salt."
-    )
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
         None, description="Report each token's log-probability and this many alternatives."
     )

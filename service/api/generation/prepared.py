@@ -33,7 +33,7 @@ from service.api.generation.structure import Structure
 from service.api.generation.text import TextStream
 from service.api.generation.wanted import Kept, Wanted
 from service.api.quotas import Reserved, admit, log_prompts, rate_of, upper_bound
-from service.api.responses.encodings import AutoChoice
+from service.api.response_models.encodings import AutoChoice
 from service.engine.generation import Generation
 from service.engine.request import Grammar, SamplingParams, TokenLogprobs
 from service.evaluation.scoring.token_scores import TokenScores, prompt_scores

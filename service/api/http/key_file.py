@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from service.sharing.files import replacement
+from service.machine.files import replacement
 
 SHOWN = 16
 """Digits of a hash that logs and metrics know a key by."""

@@ -240,48 +240,50 @@ def count(raw: bytes, mark: bytes) -> int:
     return sum(part.count(mark) for part in parts[::2])
 
 
+Trail = tuple[Any, ...]
+"""Empty, or the trail of the object around, and a key in it."""
+
+
 def check_shape(value: Any) -> None:
     """Raises:
     ApiError: naming the field, for an object with more keys than any of ours has.
     """
-    found: list[tuple[Any, tuple[Any, ...]]] = [(value, ())]
+    found: list[tuple[Any, Trail]] = [(value, ())]
     while found:
         item, trail = found.pop()
         inner: Iterable[tuple[Any, Any]] = ()
         if type(item) is dict:
             if len(item) > MOST_KEYS:
-                raise _too_many_keys(trail)
+                raise _refusal(trail, f"an object may have at most {MOST_KEYS} keys")
             inner = ((key, each) for key, each in item.items() if key not in SCHEMAS or type(each) is not dict)
         elif type(item) is list:
             inner = enumerate(item)
         found += [(each, (trail, key)) for key, each in inner if type(each) is dict or type(each) is list]
 
 
-def _too_many_keys(trail: tuple[Any, ...]) -> ApiError:
-    """``trail`` is empty, or the trail of the object around, and a key in it."""
-    path = ""
-    while trail:
-        trail, key = trail
-        path = f"{key}.{path}"
-    path = path.rstrip(".")
-    message = f"{path[:MAX_CHARS] or 'body'}: an object may have at most {MOST_KEYS} keys"
-    return bad_request(message, path or None, "invalid_request")
-
-
-def check_text(value: Any, path: str = "") -> None:
+def check_text(value: Any) -> None:
     """Raises:
     ApiError: naming the field with half a surrogate pair, which is no text and cannot be written as UTF-8.
     """
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            at = f"character {error.start + 1} is half a surrogate pair"
-            raise bad_request(f"{path or 'body'}: {at}", path or None, "invalid_request") from None
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            check_text(key, path)
-            check_text(inner, f"{path}.{key}".lstrip("."))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            check_text(inner, f"{path}.{index}".lstrip("."))
+    found: list[tuple[Any, Trail]] = [(value, ())]
+    while found:
+        item, trail = found.pop()
+        if type(item) is str:
+            try:
+                item.encode()
+            except UnicodeEncodeError as error:
+                raise _refusal(trail, f"character {error.start + 1} is half a surrogate pair") from None
+        elif type(item) is dict:
+            # Keys come last, so they are checked before a trail has them.
+            found += [(each, (trail, key)) for key, each in item.items()] + [(key, trail) for key in item]
+        elif type(item) is list:
+            found += [(each, (trail, index)) for index, each in enumerate(item)]
+
+
+def _refusal(trail: Trail, why: str) -> ApiError:
+    keys = []
+    while trail:
+        trail, key = trail
+        keys.append(str(key))
+    path = ".".join(reversed(keys))
+    return bad_request(f"{path[:MAX_CHARS] or 'body'}: {why}", path or None, "invalid_request")

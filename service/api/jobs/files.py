@@ -15,7 +15,7 @@ from service.api.http.routing import Route
 from service.api.jobs import partial, prompts
 from service.api.jobs.lookup import job_info, stored_job
 from service.api.jobs.prompts import WithPrompts
-from service.api.responses.jobs import UnitList
+from service.api.response_models.jobs import UnitList
 from service.api.store import store_of, stored
 from service.errors import ApiError
 from service.evaluation.catalogue import any_result

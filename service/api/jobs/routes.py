@@ -15,7 +15,7 @@ from service.api.jobs import comparison, events, files
 from service.api.jobs.lookup import job_info, linked, runner_of, stored_job, with_files
 from service.api.jobs.submission import NO_ROOM, IdempotencyKey, accepted, charged, check_room, submit
 from service.api.quotas import admit, rate_of
-from service.api.responses.jobs import JobList, PlanInfo
+from service.api.response_models.jobs import JobList, PlanInfo
 from service.api.store import store_of, stored
 from service.evaluation.catalogue import EVALUATIONS, any_request, plan_of
 from service.evaluation.request import EvaluationRequest

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_seri
 
 from service.api.generation.pieces import FinishReason
 from service.api.openai.token_ids import OptionalIds
-from service.api.responses.encodings import AutoChoice
+from service.api.response_models.encodings import AutoChoice
 
 StopReason = str | int | None
 """The stop string or the token of ``stop_token_ids`` that ended the answer, as in vLLM; null for any other end."""

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import override
 
 from patches import examples, to_shorthand
-from service.api.generation.drawing import Drawing, Seed, Stopped
+from service.api.generation.drawing import Drawing, Limited, Seed, Stopped
 from service.api.generation.structure import Structure
 from service.api.generation.wanted import Kept, Side
 from service.api.openai.body import NOT_USED, Body
@@ -44,7 +44,7 @@ class OpenAIDrawing(Body, Drawing):
     )
 
 
-class Asked(OpenAIDrawing):
+class Asked(OpenAIDrawing, Limited):
     """Fields of every route that generates."""
 
     model: ModelName | None = Field(
@@ -56,12 +56,6 @@ class Asked(OpenAIDrawing):
         None, description="The positional encoding: a short form, `auto` or an object; the model's own when absent."
     )
     stream: bool = False
-    timeout_s: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="Seconds until it is given up with 504; the server's maximum when absent."
-    )
-    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
-        None, description="Share cached prefixes only with requests of the same API key and the same salt."
-    )
 
     @property
     def format_structure(self) -> Structure | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from service.cli.shared.terminal import fail, stderr
-from service.sharing.files import replace
+from service.machine.files import replace
 
 if TYPE_CHECKING:
     from service.evaluation.results import EvaluationResult

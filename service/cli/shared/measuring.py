@@ -51,7 +51,6 @@ PictureName = Annotated[
     str | None,
     typer.Option("--picture", metavar="NAME", help="The picture of --plot.", show_default="the main one"),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print every number as CSV.")]
 
 RESULT = "`ropeway jobs results JOB` prints the result"

@@ -31,6 +31,9 @@ ModelName = Annotated[
 ]
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
+
+
 def encodings_option(default: str) -> Any:
     """The type of ``--pe``, with the words for its default."""
     option = typer.Option(

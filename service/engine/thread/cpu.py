@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from service.sharing import heap
+from service.machine import heap
 
 TRIM_AFTER_S = 10.0
 """Seconds without work after which a generation thread gives free memory back: glibc keeps what steps needed."""

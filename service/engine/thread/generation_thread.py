@@ -23,7 +23,7 @@ from service.engine.metrics import EngineMetrics
 from service.engine.padded import PaddedLoop
 from service.engine.request import EngineRequest
 from service.engine.thread.interleave import Work
-from service.sharing.cpus import Neighbours
+from service.machine.cpus import Neighbours
 
 log = structlog.get_logger()
 

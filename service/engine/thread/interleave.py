@@ -29,7 +29,7 @@ class Interleaved:
 
     def __init__(
         self,
-        others_hold_memory: Callable[[], bool] = lambda: False,
+        others_hold_memory: Callable[[], bool],
         before_step: Callable[[], object] = lambda: None,
     ) -> None:
         self._others_hold_memory, self._before_step = others_hold_memory, before_step
@@ -39,7 +39,7 @@ class Interleaved:
         self._current: _Entry | None = None
         self._closed: Exception | None = None
 
-    def submit(self, work: Work, on_progress: Callable[[Any], object], tenant: str = "") -> Future[Any]:
+    def submit(self, work: Work, on_progress: Callable[[Any], object], tenant: str) -> Future[Any]:
         """Queue ``work`` of ``tenant``. Yielded values go to ``on_progress`` on the generation thread, the returned
         value into the future. Cancelling the future closes the generator before its next step."""
         future: Future[Any] = Future()
@@ -60,7 +60,7 @@ class Interleaved:
             entry.work.close()
         return found
 
-    def advance(self, tenant: str = "") -> bool:
+    def advance(self, tenant: str) -> bool:
         """Run one step of the tenant's work that has waited longest; false when it has none."""
         with self._lock:
             entry = next((entry for entry in self._queue if entry.tenant == tenant), None)

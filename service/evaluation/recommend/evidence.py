@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from service.evaluation.recommend.places import Places
 from service.evaluation.recommend.results import AtLength, RecallShown
 from service.evaluation.results import Interval
+from service.evaluation.scoring.places import Places
 from service.evaluation.statistics.per_token import finite_exp
 from service.evaluation.statistics.student import Mean, mean_of
 from service.evaluation.unit import Outcome

@@ -7,13 +7,12 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from patches import UNSCALED, Method
+from service.evaluation.cost import EncodingCost, cost_of, weight_of
 from service.evaluation.recommend.evidence import Difference, Evidence, copies
-from service.evaluation.recommend.places import Places
 from service.evaluation.recommend.results import Answer, Avoid, Memory, Range, RecommendMethod, Verdict
 from service.evaluation.recommend.rounds import FINALISTS, Schedule
 from service.evaluation.recommend.words import reason_against, sentences
-from service.evaluation.sweep.judging import cost_of, weight_of
-from service.evaluation.sweep.results import Cost
+from service.evaluation.scoring.places import Places
 from service.evaluation.unit import Outcome, Subject
 from service.export.targets import carriers, differences
 from service.models.memory.cache_size import kept_bytes
@@ -271,8 +270,9 @@ class Judge:
     def _longest(self, index: int) -> int:
         return max(length for length, found in self._evidence.items() if index in found)
 
-    def _cost(self, index: int) -> Cost:
-        return cost_of(self._subjects[index], self._longest(index))
+    def _cost(self, index: int) -> EncodingCost:
+        subject = self._subjects[index]
+        return cost_of(subject.patch.resolve(subject.method, self._longest(index)))
 
     def _window(self, index: int) -> int | None:
         subject = self._subjects[index]

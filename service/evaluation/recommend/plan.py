@@ -19,12 +19,12 @@ from service.evaluation.cost import Cost
 from service.evaluation.documents import Document, doubling_lengths
 from service.evaluation.recommend.candidates import candidates_of, reads
 from service.evaluation.recommend.judging import Collected, Judge
-from service.evaluation.recommend.places import Places, places_of
 from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.recommend.results import RecommendResult
 from service.evaluation.recommend.rounds import Schedule
 from service.evaluation.recommend.unit import SHORTEST, Layout, RecallUnit
 from service.evaluation.results import DocumentInfo, Part
+from service.evaluation.scoring.places import Places, places_of
 from service.evaluation.unit import Outcome, Plan, Subject, Unit
 from service.evaluation.words import measured_text, skipped_text
 from service.models.policies import out_of_reach

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from service.evaluation.answers import AnsweringResult
+from service.evaluation.cost import EncodingCost
 from service.evaluation.formatting import percent, short_number
 from service.evaluation.results import (
     Columns,
@@ -20,7 +21,6 @@ from service.evaluation.results import (
     Scores,
     name_of,
 )
-from service.evaluation.sweep.results import Cost
 
 if TYPE_CHECKING:
     from service.policy.policy import Policy
@@ -77,7 +77,7 @@ class RecommendMethod(MethodInResult):
     """
 
     request: dict[str, Any] = Field(description="The encoding as a request has it.")
-    cost: Cost
+    cost: EncodingCost
     memory: Memory
     window: int | None = Field(description="Most keys that a query attends to; null: all before it.")
     rounds: int

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from patches import UNSCALED
+from service.evaluation.cost import weight_of
 from service.evaluation.formatting import listed, percent, probability, short_number
 from service.evaluation.recommend.evidence import Evidence
 from service.evaluation.recommend.results import Answer, AtLength, RecommendMethod
 from service.evaluation.recommend.rounds import Schedule
 from service.evaluation.results import ROUNDING, Interval
 from service.evaluation.statistics.per_token import finite_exp
-from service.evaluation.sweep.judging import weight_of
 
 MUCH = 0.3
 """Nats, and share of repeated tokens: an encoding that is worse by more is one to avoid."""
@@ -43,7 +43,7 @@ def sentences(
         *_more_documents(methods, chosen, answer, schedule),
         *_scaling(methods, chosen),
         *_dropped(methods, schedule),
-        _cost(chosen, schedule),
+        _cost(chosen),
         *_export(methods, answer, schedule, exportable),
         *_export_differences(answer),
         *_ranges(methods, chosen, answer, schedule, trained_length),
@@ -247,7 +247,7 @@ def _are(labels: Sequence[str]) -> str:
     return "is" if len(labels) == 1 else "are"
 
 
-def _cost(chosen: RecommendMethod, schedule: Schedule) -> str:
+def _cost(chosen: RecommendMethod) -> str:
     cost = chosen.cost
     attentions = "one attention" if cost.attentions == 1 else f"{cost.attentions} attentions instead of one"
     more = [

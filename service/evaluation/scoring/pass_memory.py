@@ -9,7 +9,7 @@ from patches import LONG_CONTEXT, Patched, ResolvedRecipe
 from service.evaluation.scoring.chunks import LOGITS_BYTES, chunk_length, inner_size, shortened
 from service.evaluation.unit import Unit
 from service.models.memory.cache_size import cache_bytes_per_token
-from service.models.memory.score_size import spread
+from service.models.memory.score_size import step_layers
 
 MASK_BYTES = 4
 """Per pair of a query and a key: float32, for all layers."""
@@ -22,7 +22,7 @@ def pass_bytes(patch: Patched, tokens: int, chunk: int | None, resolved: Resolve
     """Most bytes of a pass of ``tokens`` beyond the weights, when its chunks are shortened as on the CPU.
 
     - The cache, without the keys that sliding layers or ``resolved`` evict after each chunk.
-    - One layer's keys and values again, ``spread`` times.
+    - One layer's keys and values again, ``step_layers`` times.
     - A chunk's logits, their softmax and its pieces; a chunk's hidden states.
     - A mask of a chunk against all keys before it. A CPU needs none behind ``LONG_CONTEXT`` keys.
     """
@@ -31,7 +31,7 @@ def pass_bytes(patch: Patched, tokens: int, chunk: int | None, resolved: Resolve
     chunk = min(chunk_length(chunk, patch), max(tokens, 16))
     cached = _cached(patch, tokens, chunk, resolved)
     per_layer = cache_bytes_per_token(patch) / len(cached)
-    cache = per_layer * (sum(cached) + max(cached) * spread(patch))
+    cache = per_layer * (sum(cached) + max(cached) * step_layers(patch))
     in_float32 = min(4 * chunk * patch.num_logits, LOGITS_BYTES)
     logits = chunk * patch.num_logits * item + 3 * in_float32
     hidden = 8 * chunk * (config.hidden_size + inner_size(config)) * item
@@ -45,7 +45,7 @@ def held_tokens(unit: Unit, chunk: int | None) -> int:
     patch = unit.subject.patch
     tokens = longest_pass(unit)
     chunk = min(chunk_length(chunk, patch), max(tokens, 16))
-    cached, again = _cached(patch, tokens, chunk, unit.resolved), spread(patch)
+    cached, again = _cached(patch, tokens, chunk, unit.resolved), step_layers(patch)
     whole = (sum(cached) + max(cached) * again) / (len(cached) + again)
     return min(tokens, math.ceil(round(whole, 6)))
 

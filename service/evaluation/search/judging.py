@@ -10,8 +10,8 @@ import numpy as np
 
 from patches import factors_of
 from service.evaluation.recommend.evidence import TWICE
-from service.evaluation.recommend.places import Places
 from service.evaluation.results import Interval
+from service.evaluation.scoring.places import Places
 from service.evaluation.search.evolution import Individual
 from service.evaluation.search.results import FOUND, HeldOut, SearchMethod
 from service.evaluation.statistics.per_token import finite_exp

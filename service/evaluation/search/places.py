@@ -8,7 +8,7 @@ import numpy as np
 
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.documents import Document
-from service.evaluation.recommend.places import Places, drawn, places_in
+from service.evaluation.scoring.places import Places, drawn, places_in
 
 
 def split(

@@ -21,9 +21,9 @@ from service.evaluation.checks import (
 from service.evaluation.cost import Cost
 from service.evaluation.documents import Document
 from service.evaluation.recommend.judging import OWN
-from service.evaluation.recommend.places import Places
 from service.evaluation.recommend.plan import DEFAULT_REACH
 from service.evaluation.results import DocumentInfo, Part, overlaps_text
+from service.evaluation.scoring.places import Places
 from service.evaluation.search import evolution
 from service.evaluation.search.evolution import ONE, Individual, Space
 from service.evaluation.search.judging import Losses, methods_of

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from statistics import fmean
 
+from service.evaluation.cost import cost_of, weight_of
 from service.evaluation.formatting import counted, listed, probability
 from service.evaluation.results import EvaluationResult, Score, Scores, are_equal
 from service.evaluation.statistics.per_token import paired_probability
 from service.evaluation.statistics.separation import are_apart, is_by_ratio
-from service.evaluation.sweep.results import Answer, Cost, Judgement, SweepMethod
+from service.evaluation.sweep.results import Answer, Judgement, SweepMethod
 from service.evaluation.unit import Subject
 
 OTHER_TOKENS = (
@@ -79,7 +80,7 @@ class Judge:
         adequate = bool(deciding) and all(at.adequate for at in deciding)
         return SweepMethod(
             **subject.described(self._target),
-            cost=cost_of(subject, self._target),
+            cost=cost_of(subject.patch.resolve(subject.method, self._target)),
             windowed=self._is_windowed(index),
             judgements=judgements,
             adequate=adequate,
@@ -235,19 +236,6 @@ def _nothing(words: str) -> Answer:
 def _first(methods: Sequence[SweepMethod]) -> list[str]:
     """The labels of the best, if there are others."""
     return [method.label for method in methods if method.rank == 1] if len(methods) > 1 else []
-
-
-def cost_of(subject: Subject, length: int) -> Cost:
-    """The cost of an encoding for ``length`` reserved tokens."""
-    resolved = subject.patch.resolve(subject.method, length)
-    recipe = resolved.recipe
-    rotated = resolved.rotates_at == "cache_read"
-    return Cost(attentions=len(recipe.bands), rotated_when_read=rotated, bias=recipe.score_bias is not None)
-
-
-def weight_of(cost: Cost) -> tuple[int, bool, bool]:
-    """Costs in ascending order."""
-    return cost.attentions, cost.rotated_when_read, cost.bias
 
 
 def _better(a: Score, b: Score, scores: Scores) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from service.evaluation.catalogue import IN_SWEEPS, union_of
+from service.evaluation.cost import EncodingCost
 from service.evaluation.formatting import listed, short_number
 from service.evaluation.results import (
     Columns,
@@ -32,15 +33,6 @@ else:
 
 JUDGED: Columns = {"reference": float, "limit": float, "adequate": bool, "sure": bool, "rank": int}
 """Columns of a table that are empty beyond the target length."""
-
-
-class Cost(BaseModel):
-    """The encoding's additions to ordinary attention, by weight. They are attentions per layer (bands), rotation of all
-    keys at each read, and a bias on every score."""
-
-    attentions: int
-    rotated_when_read: bool
-    bias: bool
 
 
 class Judgement(BaseModel):
@@ -74,7 +66,7 @@ class SweepMethod(MethodInResult):
     evaluation with a limit. ``sure``: each of these is sure, or one is sure of the opposite. A ``windowed`` method
     cannot read beyond its window. ``pe`` is resolved at the target length."""
 
-    cost: Cost
+    cost: EncodingCost
     windowed: bool
     judgements: list[Judgement]
     adequate: bool

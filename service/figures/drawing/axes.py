@@ -95,14 +95,18 @@ def beyond(curves: Sequence[Sequence[float]], axis: dict[str, Any]) -> str:
     return f" · lines that leave the picture reach {tick_text(float(format(most, '.4g')))}"
 
 
-def token_axis(title: str, lengths: Sequence[int], trained_length: int, most: int = 10) -> dict[str, Any]:
+def token_axis(title: str, lengths: Sequence[int], trained_length: int) -> dict[str, Any]:
     """Logarithmic axis of tokens over ``lengths``, with the trained length if it is near."""
     near = [trained_length] if min(lengths) / 4 <= trained_length <= max(lengths) * 4 else []
     low, high = min([*lengths, *near]), max([*lengths, *near])
     margin = max((high / low) ** 0.03, 1.05) if high > low else 2**0.5
-    ticks = sorted(set(lengths))
-    every = -(-len(ticks) // most)
-    return log_axis(title, low / margin, high * margin, ticks=ticks[::-1][::every][::-1])
+    return log_axis(title, low / margin, high * margin, ticks=thinned(sorted(set(lengths)), 10))
+
+
+def thinned(items: Sequence[Item], most: int) -> list[Item]:
+    """At most ``most`` of the items, at equal steps back from the last."""
+    every = -(-len(items) // most)
+    return list(items[::-1][::every][::-1])
 
 
 def spread(items: Sequence[Item], most: int) -> list[Item]:

@@ -53,10 +53,10 @@ def _written(text: str) -> str:
     return html.escape(text).replace("$", "&#36;")
 
 
-def new_figure(title: str, subtitle: str, *, height: int = HEIGHT, left: int = LEFT, right: int = RIGHT) -> go.Figure:
+def new_figure(title: str, subtitle: str, *, height: int = HEIGHT, left: int = LEFT) -> go.Figure:
     """An empty figure with its titles; pixels."""
     figure = go.Figure()
-    write_layout(figure, title, subtitle, height=height, left=left, right=right)
+    write_layout(figure, title, subtitle, height=height, left=left)
     return figure
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from service.evaluation.formatting import counted, percent
 from service.evaluation.probe.results import Attention, DistanceBucket, HeadAttention, ProbeResult
 from service.evaluation.results import Row, documents_text, name_of
-from service.figures.drawing.axes import linear_axis, log_axis, share_axis, spread, token_axis
+from service.figures.drawing.axes import linear_axis, log_axis, share_axis, spread, thinned, token_axis
 from service.figures.drawing.charts import labels, mark_trained, new_figure, note, room_for
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, curve_traces, interval_text
 from service.figures.drawing.panels import COLUMNS, grid, place
@@ -47,7 +47,7 @@ def attention_picture(result: ProbeResult, length: int) -> Picture:
                   right=room_for(names, 76))  # fmt: skip
     edges = sorted({edge for mean in means for bucket in mean for edge in (bucket.start, bucket.stop)})
     x = log_axis(
-        "distance from query to key, tokens", max(edges[0], 0.5), edges[-1], ticks=_ticks([e for e in edges if e])
+        "distance from query to key, tokens", max(edges[0], 0.5), edges[-1], ticks=thinned([e for e in edges if e], 6)
     )
     y = _share_axis(max(bucket.mass for of_heads in heads for head in of_heads.values() for bucket in head))
     count = len(names) + 1
@@ -178,12 +178,6 @@ def _rows(name: str, layer: int | None, head: int | None, buckets: Sequence[Dist
         {"method": name, "layer": layer, "head": head, "start": b.start, "stop": b.stop, "mass": b.mass}
         for b in buckets
     ]
-
-
-def _ticks(edges: Sequence[int], most: int = 6) -> list[int]:
-    """At most ``most`` of the edges, the last among them."""
-    every = -(-len(edges) // most)
-    return list(edges[::-1][::every][::-1])
 
 
 def _share_axis(top: float) -> dict[str, Any]:

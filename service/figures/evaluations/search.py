@@ -12,6 +12,7 @@ from service.figures.drawing.curves import Curve, add_curves
 from service.figures.looks import looks
 from service.figures.picture import Picture
 
+MOST_TICKS = 12
 SPREAD = 10
 """The axis reaches this many times the gap from the best loss to the first one, or the next encoding."""
 
@@ -79,8 +80,8 @@ def _looks(result: SearchResult) -> dict[str, int]:
     return {**known, found: len(known)}
 
 
-def _ticks(numbers: Sequence[int], most: int = 12) -> list[int]:
-    return list(numbers[:: -(-len(numbers) // most)])
+def _ticks(numbers: Sequence[int]) -> list[int]:
+    return list(numbers[:: -(-len(numbers) // MOST_TICKS)])
 
 
 def _ends(found: Sequence[float], others: Sequence[float]) -> tuple[float, float]:

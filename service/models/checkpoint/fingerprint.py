@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from service.machine.cpus import processor
 from service.models.checkpoint.numerics import Numerics
 from service.models.linear.layers import products_of
 from service.models.memory.weights import parts, whole
-from service.sharing.cpus import processor
 
 UNRELATED = {"_name_or_path", "transformers_version", "distributed_config"}
 """Keys of a configuration that say where a model came from or runs, and not what it is."""

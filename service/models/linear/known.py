@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from service.machine.cpus import processor
 from service.models.linear.packing import by_packed, by_sums
 from service.models.linear.products import Product, by_columns, by_groups, by_onednn, plain
-from service.sharing.cpus import processor
 
 PRODUCTS: dict[str, Product] = {
     product.__name__: product for product in (plain, by_onednn, by_columns, by_groups, by_packed, by_sums)

@@ -15,13 +15,13 @@ import structlog
 import torch
 from torch import nn
 
+from service.machine.memory import available_bytes
 from service.models.linear.known import Choice, Choices, Kind, known, settled
 from service.models.linear.packing import PackedWeight, by_packed, by_sums, pack, width_of
 from service.models.linear.products import Product, by_columns, by_groups, by_onednn, plain, products_by
 from service.models.linear.samples import BYTES, ROWS, Sample
 from service.models.linear.times import GAIN, first_of_fast
 from service.models.memory import huge_pages
-from service.models.memory.available_memory import available_bytes
 
 log = structlog.get_logger()
 

@@ -17,8 +17,8 @@ import structlog
 import torch
 from torch import nn
 
-from service.models.memory.available_memory import available_bytes
-from service.sharing.heap import trim
+from service.machine.heap import trim
+from service.machine.memory import available_bytes
 
 PAGE = 1 << 21
 AREA = 1 << 28

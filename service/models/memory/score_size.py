@@ -15,7 +15,7 @@ SHARE = 2 / 3
 """Of the memory that weights and paged caches leave. Steps need some of the rest: logits, masks, hidden states."""
 
 
-def spread(patch: Patched) -> float:
+def step_layers(patch: Patched) -> float:
     """Layers' worth of keys and values that a step of a pass needs beside the cache.
 
     A cache that evicts grows by copying, and grouped heads are expanded.
@@ -24,9 +24,9 @@ def spread(patch: Patched) -> float:
 
 
 def score_bytes_per_token(patch: Patched) -> int:
-    """Bytes that one token of a pass takes: its cache, and one layer's again as ``spread``."""
+    """Bytes that one token of a pass takes: its cache, and one layer's again ``step_layers`` times."""
     layers = len(patch.caching_layers)
-    return math.ceil(cache_bytes_per_token(patch) * (1 + spread(patch) / layers))
+    return math.ceil(cache_bytes_per_token(patch) * (1 + step_layers(patch) / layers))
 
 
 def score_bytes(left: int) -> int:

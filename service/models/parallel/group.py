@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from service.machine import cpus
 from service.models.checkpoint.loading import ModelLoadError, device_of
 from service.settings import Settings
-from service.sharing import cpus
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 """Name of the loopback interface."""

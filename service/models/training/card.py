@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter
 
+from service.machine.cpus import processor
 from service.models.training.corpus import DocumentRecord
 from service.models.training.shape import KINDS, PRESETS, SHIPPED, Preset, encoding_of, served_name
 from service.models.training.train import LogEntry
-from service.sharing.cpus import processor
 
 TRAINING = "Training"
 TABLE_START, TABLE_END = "<!-- table:start -->", "<!-- table:end -->"

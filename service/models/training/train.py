@@ -125,7 +125,7 @@ def seams(model: Any) -> Iterator[None]:
         yield
 
 
-def train(model: Any, run: Run, data: Curriculum, heldout: PackedTokens, on_step: OnStep | None = None) -> Progress:
+def train(model: Any, run: Run, data: Curriculum, heldout: PackedTokens, on_step: OnStep) -> Progress:
     """Train ``model`` in place, from the checkpoint in ``run.folder`` if there is one.
 
     Raises:
@@ -146,8 +146,7 @@ def train(model: Any, run: Run, data: Curriculum, heldout: PackedTokens, on_step
             if time.monotonic() - saved_at >= 60 * run.checkpoint_minutes or progress.step == run.steps:
                 save_checkpoint(run, model, optimizer, progress)
                 saved_at = time.monotonic()
-            if on_step is not None:
-                on_step(progress.step, loss)
+            on_step(progress.step, loss)
     return progress
 
 

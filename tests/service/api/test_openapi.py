@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from service.api.responses.failures import WHAT_FAILS, ErrorResponse
+from service.api.response_models.failures import WHAT_FAILS, ErrorResponse
 from service.app import create_app
 from service.cli.server import local_server
 from service.evaluation.catalogue import EVALUATIONS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -360,6 +361,38 @@ def test_an_answer_that_is_no_stream() -> None:
     with fake(httpx.Response(200, json={})) as client, pytest.raises(RopewayError) as caught:
         list(client.stream("a"))
     assert caught.value.code == "invalid_answer"
+
+
+@pytest.mark.parametrize(
+    ("param", "message", "text"),
+    [
+        ("n", "must be at least 1, not 0", "n: must be at least 1, not 0"),
+        ("to", "must be up to 4", "to: must be up to 4"),
+        ("n", "n: must be at least 1", "n: must be at least 1"),
+        ("twice", "'twice' is given twice in an object", "'twice' is given twice in an object"),
+        ("pe", "pe.factor: must be at least 1", "pe.factor: must be at least 1"),
+        (None, "the server is full", "the server is full"),
+    ],
+)
+def test_the_text_of_an_error_names_its_field_once(param: str | None, message: str, text: str) -> None:
+    assert str(RopewayError(message, param=param)) == text
+
+
+def test_ids_stay_within_their_part_of_the_path() -> None:
+    seen: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.raw_path.decode())
+        return httpx.Response(404, json={"error": {"message": "no such job"}})
+
+    with Ropeway("http://fake", transport=httpx.MockTransport(answer)) as client:
+        for ask in (client.job, client.cancel, client.resume, client.units, client.forget, client.result):
+            with pytest.raises(RopewayError):
+                ask("../a#1")
+        with pytest.raises(RopewayError):
+            next(iter(client.follow("../a#1")))
+    assert all(re.match(r"/jobs/\.\.%2Fa%231([/?]|$)", path) for path in seen)
+    assert len(seen) == 7
 
 
 class TestBodies:

@@ -18,7 +18,7 @@ import yaml
 from patches import METHODS, parse
 from service.addresses import free_port
 from service.api.encodings.export import ExportRequest
-from service.api.responses.encodings import AutoChoice
+from service.api.response_models.encodings import AutoChoice
 from service.cli.demo import ENCODINGS
 from service.cli.server import local_server
 from service.evaluation.catalogue import EVALUATIONS

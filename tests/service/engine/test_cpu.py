@@ -15,7 +15,7 @@ from patches import patched
 from service.engine.choice import PAGED, EngineChoice
 from service.engine.thread import cpu
 from service.engine.thread.cpu import Wake
-from service.sharing import heap
+from service.machine import heap
 from tests.models import tiny_model
 from tests.service.engine.generating import finished
 from tests.service.engine.padded.test_padded import LIMITS, TOGETHER, prompt, running

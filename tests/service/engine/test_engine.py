@@ -193,16 +193,16 @@ def test_interleaved_work_takes_turns_and_fails_when_closed() -> None:
             yield f"{name}{n}"
         return name
 
-    work = Interleaved()
-    one, two = work.submit(count("a"), seen.append), work.submit(count("b"), seen.append)
-    while work.advance():
+    work = Interleaved(lambda: False)
+    one, two = work.submit(count("a"), seen.append, ""), work.submit(count("b"), seen.append, "")
+    while work.advance(""):
         pass
     assert seen == ["a0", "b0", "a1", "b1"]
     assert (one.result(), two.result()) == ("a", "b")
-    late = work.submit(count("c"), seen.append)
+    late = work.submit(count("c"), seen.append, "")
     work.close(RuntimeError("gone"))
     assert isinstance(late.exception(), RuntimeError)
-    assert isinstance(work.submit(count("d"), seen.append).exception(), RuntimeError)
+    assert isinstance(work.submit(count("d"), seen.append, "").exception(), RuntimeError)
 
 
 def test_work_fails_with_what_comes_before_its_step() -> None:
@@ -212,9 +212,9 @@ def test_work_fails_with_what_comes_before_its_step() -> None:
     def one() -> Generator[str, None, None]:
         yield "a"
 
-    work = Interleaved(before_step=fails)
-    future = work.submit(one(), lambda _: None)
-    assert work.advance()
+    work = Interleaved(lambda: False, before_step=fails)
+    future = work.submit(one(), lambda _: None, "")
+    assert work.advance("")
     with pytest.raises(RuntimeError, match="the device is lost"):
         future.result(timeout=0)
     assert not len(work)
@@ -228,10 +228,10 @@ def test_work_counts_while_it_is_in_a_step() -> None:
         yield "a"
         counts.append(len(work))
 
-    work = Interleaved()
-    one = work.submit(counted(), lambda _: counts.append(len(work)))
+    work = Interleaved(lambda: False)
+    one = work.submit(counted(), lambda _: counts.append(len(work)), "")
     one.add_done_callback(lambda _: counts.append(len(work)))
-    while work.advance():
+    while work.advance(""):
         counts.append(len(work))
     assert counts == [1, 1, 1, 1, 0, 0]
 
@@ -326,9 +326,9 @@ def test_values_of_finished_work_do_not_stay() -> None:
         yield "a"
         return Value()
 
-    work = Interleaved()
-    future = work.submit(one(), lambda _: None)
-    while work.advance():
+    work = Interleaved(lambda: False)
+    future = work.submit(one(), lambda _: None, "")
+    while work.advance(""):
         pass
     value = weakref.ref(future.result())
     del future

@@ -28,7 +28,7 @@ from service.evaluation.scoring.pass_memory import WORKING, held_tokens, pass_by
 from service.evaluation.scoring.token_scores import NotANumber, token_nll
 from service.evaluation.sweep.request import SweepRequest
 from service.evaluation.unit import Plan
-from service.models.memory import available_memory
+from service.machine import memory
 from service.models.memory.cache_size import cache_bytes_per_token
 from service.models.registry import ModelRegistry
 from tests.field import configurations
@@ -213,7 +213,7 @@ def test_a_refusal_of_a_length_names_what_bounds_it(
 def test_a_pass_beyond_the_memory_of_all_passes_is_refused(
     models: ModelRegistry, evaluation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(available_memory, "available_bytes", lambda: 0)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
     monkeypatch.setattr(models.default.engine.scores, "capacity", 512)
     assert planned(models, evaluation).tokens, "what others hold now does not count"
     monkeypatch.setattr(models.default.engine.scores, "capacity", 511)

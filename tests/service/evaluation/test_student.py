@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from service.evaluation.recommend.evidence import Evidence
-from service.evaluation.recommend.places import Place, Places
+from service.evaluation.scoring.places import Place, Places
 from service.evaluation.statistics.per_token import interval_of, paired_probability, surely_apart
 from service.evaluation.statistics.pieces import pieces_of
 from service.evaluation.statistics.student import Mean, distribution, mean_of, quantile

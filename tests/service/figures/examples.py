@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from service.evaluation.cost import EncodingCost
 from service.evaluation.recommend.results import Answer as Recommendation
 from service.evaluation.recommend.results import AtLength, Avoid, Memory, Range, RecommendMethod, RecommendResult
 from service.evaluation.results import Interval
 from service.evaluation.search.results import FOUND, Generation, HeldOut, SearchMethod, SearchResult
 from service.evaluation.search.results import Answer as SearchAnswer
-from service.evaluation.sweep.results import Answer, Cost, Judgement, SweepMethod, SweepResult
+from service.evaluation.sweep.results import Answer, Judgement, SweepMethod, SweepResult
 from service.figures import Picture, pictures_of
 from service.reports.html import report_of
 from tests.service.figures.measured import DOCUMENT, NAMES, long_perplexity, passkey, perplexity, probe, ruler
@@ -33,7 +34,7 @@ def sweep(names: Sequence[str] = NAMES) -> SweepResult:
                 label=name,
                 pe={"method": name},
                 model="tiny",
-                cost=Cost(attentions=1, rotated_when_read=False, bias=False),
+                cost=EncodingCost(attentions=1, rotated_when_read=False, bias=False),
                 windowed=False,
                 judgements=[
                     Judgement(
@@ -99,7 +100,7 @@ def recommend(names: Sequence[str] = NAMES) -> RecommendResult:
                 pe={"method": name},
                 model="tiny",
                 request={"method": name},
-                cost=Cost(attentions=1, rotated_when_read=False, bias=False),
+                cost=EncodingCost(attentions=1, rotated_when_read=False, bias=False),
                 memory=Memory(tokens=2048, bytes=1 << 20),
                 window=None,
                 rounds=3 if index < 2 else 1,

@@ -19,7 +19,7 @@ from service.figures.drawing.curves import MOST_POINTS, Curve, add_curves, thinn
 from service.figures.drawing.panels import MOST_CELLS, cells_drawn
 from service.figures.evaluations import perplexity, retrieval
 from service.figures.evaluations.probe import MOST_HEADS, MOST_LENGTHS
-from service.figures.results import html_of, png_of
+from service.figures.results import html_of, picture_of
 from tests.service.figures import examples
 
 MANY = 100_000
@@ -136,7 +136,7 @@ class TestProbe:
         assert sum(value is None for value in faint.y) == MOST_HEADS
 
 
-@pytest.mark.parametrize("draw", [png_of, html_of])
+@pytest.mark.parametrize("draw", [lambda result: picture_of(result).png(), html_of], ids=["png", "html"])
 def test_the_first_picture_is_drawn_without_the_others(
     draw: Callable[[EvaluationResult], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from service.figures import Picture, pictures_of
 from service.figures.drawing.style import COLOURS, LineStyle, different, line_style
 from service.figures.encodings.overview import Setting, encoding_pictures
 from service.figures.encodings.samples import GEOMETRY
-from service.figures.results import html_of, png_of
+from service.figures.results import html_of, picture_of
 from service.figures.web.page import plot_page
 from tests.service.figures import examples
 from tests.service.figures.examples import EVERY, pictures
@@ -213,7 +213,7 @@ class TestForms:
     @pytest.mark.parametrize("evaluation", ["perplexity", "ruler"])
     def test_the_first_picture_is_the_results_own(self, evaluation: str) -> None:
         result, first = EVERY[evaluation](), pictures(evaluation)[0]
-        assert png_of(result) == first.png()
+        assert picture_of(result).png() == first.png()
         assert first.title in html_of(result)
 
     @pytest.mark.parametrize("evaluation", EVERY)

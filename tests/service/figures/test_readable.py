@@ -11,7 +11,7 @@ from service.evaluation.results import EvaluationResult, Interval
 from service.evaluation.statistics.separation import BY_RATIO
 from service.figures import Picture, pictures_of
 from service.figures.drawing.charts import SUBTITLE
-from service.figures.results import png_of
+from service.figures.results import picture_of
 from tests.service.figures import examples
 from tests.service.figures.examples import EVERY, pictures
 from tests.service.figures.measured import LENGTHS, NAMES
@@ -221,7 +221,7 @@ class TestNothingFound:
 
     def test_the_first_picture_as_png_is_that(self) -> None:
         result = self.nothing("passkey")
-        assert png_of(result) == named(result, "answer-nll").png()
+        assert picture_of(result).png() == named(result, "answer-nll").png()
 
     def test_without_a_key_token_the_perplexity_of_all_says_why_it_is_shown(self) -> None:
         result = examples.long_perplexity()

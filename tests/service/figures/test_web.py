@@ -196,11 +196,11 @@ sys.modules["torch"] = sys.modules["transformers"] = None  # importing either fa
 from pydantic import TypeAdapter
 from service.evaluation.catalogue import any_result
 from service.figures.picture import Picture
-from service.figures.results import html_of, png_of
+from service.figures.results import html_of, picture_of
 from service.reports.html import report_of
 for number, line in enumerate(sys.stdin):
     result = TypeAdapter(any_result()).validate_json(line)
-    print(result.evaluation, number > 0 or len(png_of(result)) > 1000, len(html_of(result)) > 1000,
+    print(result.evaluation, number > 0 or len(picture_of(result).png()) > 1000, len(html_of(result)) > 1000,
           len(report_of(result, body={"input": "text"})) > 1000)
     Picture.png = lambda _: b""
 """

@@ -28,7 +28,7 @@ class InputItem(StoredBody):
 
 
 class InputPart(Body):
-    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**{"annotations": ([],), "prompt_cache_breakpoint": ()}}
+    NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {"annotations": ([],), "prompt_cache_breakpoint": ()}
 
     type: Literal["input_text", "output_text"]
     text: str

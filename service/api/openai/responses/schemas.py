@@ -24,7 +24,7 @@ from service.api.openai.templating import Effort
 from service.api.openai.tools.offer import Offer
 from service.api.openai.tools.schemas import FlatToolChoice, FlatTools
 from service.api.openai.unsupported import NOT_SUPPORTED
-from service.api.responses.encodings import AutoChoice
+from service.api.response_models.encodings import AutoChoice
 from service.errors import bad_request
 
 LOGPROBS = "message.output_text.logprobs"
@@ -37,7 +37,10 @@ class ReasoningOptions(Body):
     """The field ``reasoning`` of responses."""
 
     NOT_SUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **{"context": ("auto",), "generate_summary": (), "mode": ("standard",), "summary": ()}
+        "context": ("auto",),
+        "generate_summary": (),
+        "mode": ("standard",),
+        "summary": (),
     }
 
     effort: Effort | None = Field(None, description="For chat templates that read the variable `reasoning_effort`.")

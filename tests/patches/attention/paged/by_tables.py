@@ -11,7 +11,7 @@ from patches.attention.paged.compilation import mask_row
 from patches.attention.paged.rows import BiasKind
 from patches.attention.paged.tables import MOST_BANDS, RowTables
 from patches.attention.paged.triton.launch import Plan
-from patches.encoding.positions import UNBOUNDED
+from patches.encoding.positions import NO_LIMIT
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Largest score [n, heads], sum of weights [n, heads] and weighted values [n, heads, dim] of n items."""
@@ -30,7 +30,7 @@ def attend(
             for column in range(queries)
             if queries > 1
         ]
-        items = torch.tensor([(index, column, 0, UNBOUNDED) for index, column in tokens], dtype=torch.int32)
+        items = torch.tensor([(index, column, 0, NO_LIMIT) for index, column in tokens], dtype=torch.int32)
         longest = int((plan.sequences[:, 1] + plan.sequences[:, 3]).max())
         top, total, values = _parts(query.float(), pages, plan, layer, items, longest)
         token = plan.sequences[items[:, 0].long(), 2] + items[:, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -206,6 +207,16 @@ def test_whole_pairs_are_text() -> None:
     check_text(json.loads('{"prompt": "\\ud83d\\ude00", "n": [1, null]}'))
     with pytest.raises(ApiError, match=r"prompt\.0: character 2"):
         check_text({"prompt": ["a\ud83d"]})
+    with pytest.raises(ApiError, match=r"^body: character 1"):
+        check_text({"\ud83d": "\ud83d"})
+
+
+def test_deep_text_is_read_without_recursion() -> None:
+    value: Any = "\ud83d"
+    for _ in range(2 * sys.getrecursionlimit()):
+        value = [value]
+    with pytest.raises(ApiError, match="half a surrogate pair"):
+        check_text(value)
 
 
 def test_marks_are_counted_outside_of_strings() -> None:

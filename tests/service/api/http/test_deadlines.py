@@ -10,7 +10,11 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from pydantic import BaseModel, ValidationError
 
+from service.api.generation.generate import GenerateRequest
+from service.api.openai.schemas import ChatRequest
+from service.evaluation.perplexity.request import PerplexityRequest
 from tests.service.serving import LONG, engine_of, events, generate, idle, serving, wait_for
 
 
@@ -54,6 +58,15 @@ def test_waiting_counts_and_the_server_has_a_maximum(served: tuple[str, FastAPI]
         answer = generate(url, timeout_s=value)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "timeout_s")
     assert generate(url, timeout_s=30).status_code == 200
+
+
+@pytest.mark.parametrize("body", [GenerateRequest, ChatRequest, PerplexityRequest])
+def test_every_route_takes_any_deadline_above_0(body: type[BaseModel]) -> None:
+    prompts = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "input": "a"}
+    fields = {name: value for name, value in prompts.items() if name in body.model_fields}
+    body.model_validate(fields | {"timeout_s": 0.005})
+    with pytest.raises(ValidationError, match="greater than 0"):
+        body.model_validate(fields | {"timeout_s": 0})
 
 
 def test_a_long_prompt_tells_how_far_it_has_been_read(served: tuple[str, FastAPI]) -> None:

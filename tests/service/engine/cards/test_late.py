@@ -93,7 +93,7 @@ def beside_scoring(model: PreTrainedModel, kind: type[Card]) -> tuple[list[list[
         engine = CAPTURED.built(patch, PAGES, lambda *_: None)
         resolved = [patch.resolve(parse(fields), len(ids)) for fields in SCORED]
         work = [prompt_scores(patch, each, ids, 4, top=0, with_next=False) for each in resolved]
-        futures = [engine.interleaved.submit(each, lambda _: None) for each in work]
+        futures = [engine.interleaved.submit(each, lambda _: None, "") for each in work]
         tokens = engine.run_to_end(made)
         return tokens, [future.result(timeout=0).logprobs for future in futures]
 

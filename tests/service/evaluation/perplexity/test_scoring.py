@@ -252,7 +252,11 @@ def test_progress_then_result_then_done(client: httpx.Client) -> None:
         ("TEXT/CSV", "text/csv"),
         ("application/json;q=0.5, text/csv", "text/csv"),
         ("text/csv;q=0.1, application/json", "application/json"),
-        ("text/csv;q=0", "application/json"),
+        ("text/csv;q=0, */*", "application/json"),
+        ("text/*", "text/csv"),
+        ("text/csv;q=0.5, application/*", "application/json"),
+        ("*/*, application/json;q=0", "text/csv"),
+        ("*/*;q=1, text/*;q=0.2, application/json;q=0.1", "text/csv"),
         ("text/csvx, */*", "application/json"),
         ("text/csv; header=present; Q=0.2, application/json;q=0.1", "text/csv"),
         ("", "application/json"),
@@ -282,7 +286,9 @@ def test_other_headers_stream(client: httpx.Client, accept: str) -> None:
     assert answer.headers["content-type"].startswith("text/event-stream")
 
 
-@pytest.mark.parametrize("accept", ["image/png", "application/vnd.apache.parquet", "text/html, image/*;q=0.5"])
+@pytest.mark.parametrize(
+    "accept", ["image/png", "application/vnd.apache.parquet", "text/html, image/*;q=0.5", "text/csv;q=0", "*/*;q=0"]
+)
 def test_other_types_are_not_acceptable(client: httpx.Client, accept: str) -> None:
     """JSON came in their place."""
     answer = client.post("/perplexity", json={"input": TEXT, "lengths": [64]}, headers={"Accept": accept})

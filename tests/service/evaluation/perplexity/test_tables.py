@@ -15,9 +15,9 @@ from rich.console import Console
 from service.evaluation.formatting import short_number, spaced
 from service.evaluation.long_perplexity.results import LongPerplexityResult
 from service.evaluation.perplexity.results import PerplexityResult
-from service.evaluation.perplexity.tables import perplexity_markdown
 from service.evaluation.tables import csv_of
-from service.reports.terminal import table_of
+from service.reports.numbers import summaries
+from service.reports.terminal import BEST, table_of
 from tests.service.figures.measured import long_perplexity
 from tests.service.results import result_of
 
@@ -72,24 +72,6 @@ class TestCsv:
         assert not row["method"].startswith(("=", "+", "-", "@"))
 
 
-class TestMarkdown:
-    def test_has_methods_as_rows_and_lengths_as_columns_with_the_best_in_bold(self) -> None:
-        assert perplexity_markdown(RESULT).splitlines() == [
-            "| method | 256 | 512 | 1,024 |",
-            "| --- | ---: | ---: | ---: |",
-            "| default | **6.500** | 70.25 | 81,234 |",
-            "| yarn(factor=4) | 6.750 | **7.000** | **7.500** |",
-        ]
-
-    def test_names_the_model_that_answered_instead(self) -> None:
-        result = result_of({"alibi": [6.5]}, [256], models={"alibi": "tiny-alibi"})
-        assert "| alibi on tiny-alibi |" in perplexity_markdown(result)
-
-    def test_escapes_the_column_separator(self) -> None:
-        rows = perplexity_markdown(result_of({"a|b": [6.5]}, [256])).splitlines()
-        assert rows[-1] == r"| a\|b | **6.500** |"
-
-
 class TestTerminal:
     def test_shows_every_number(self) -> None:
         text = " ".join(printed(table_of(RESULT)).split())
@@ -122,6 +104,18 @@ class TestTerminal:
         assert "too few documents or tokens for an interval" in " ".join(text.split())
         assert "--csv" not in text
 
+    @pytest.mark.parametrize(
+        ("scores", "best"),
+        [([6.5, 7.0, 6.5 * (1 + 1e-8)], {0, 2}), ([6.5, 6.5 * (1 + 1e-8)], set()), ([6.5], {0}), ([7.0, 6.5], {1})],
+    )
+    def test_the_best_is_the_same_up_to_rounding_in_a_terminal_and_in_a_report(
+        self, scores: list[float], best: set[int]
+    ) -> None:
+        result = result_of({str(row): [score] for row, score in enumerate(scores)}, [256])
+        column = table_of(result, 80).columns[1]
+        assert {row for row, cell in enumerate(column.cells) if str(getattr(cell, "style", "")) == BEST} == best
+        assert {row for row, (_, cells) in enumerate(summaries(result)[0].rows) if cells[0].is_best} == best
+
     def test_markup_in_a_label_is_shown_as_it_is(self) -> None:
         assert "[red]x[/red]" in printed(table_of(result_of({"[red]x[/red]": [6.5]}, [256])))
 
@@ -133,7 +127,10 @@ class TestTerminal:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(1.0, "1.000"), (9.8765, "9.877"), (45.678, "45.68"), (812.34, "812.3"), (56789.4, "56,789"), (1.2e9, "1.2e+09")],
+    [
+        *((1.0, "1.000"), (9.8765, "9.877"), (45.678, "45.68"), (812.34, "812.3"), (56789.4, "56,789")),
+        *((9.9996, "10.00"), (99.996, "100.0"), (999.96, "1,000"), (999_999.7, "1.0e+06"), (1.2e9, "1.2e+09")),
+    ],
 )
 def test_short_number(value: float, text: str) -> None:
     assert short_number(value) == text

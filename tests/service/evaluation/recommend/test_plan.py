@@ -15,11 +15,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from patches import Patched
 from service.evaluation.checks import InvalidEvaluation
-from service.evaluation.recommend.places import places_of
 from service.evaluation.recommend.plan import plan_of
 from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.recommend.rounds import Schedule
 from service.evaluation.recommend.unit import COPIES, RecallUnit
+from service.evaluation.scoring.places import places_of
 from service.evaluation.scoring.token_scores import TokenScores
 from service.evaluation.unit import evaluate
 from service.models.registry import ModelRegistry

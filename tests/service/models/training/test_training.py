@@ -33,7 +33,7 @@ from tests.service.models.training.training_runs import CPU, HELDOUT, STEPS, TIN
 MAX_BYTES = 12_000_000
 
 
-def progressed(model: Any, run: Run, run_dir: Path, on_step: Any = None) -> Progress:
+def progressed(model: Any, run: Run, run_dir: Path, on_step: Any = lambda *_: None) -> Progress:
     return train(model, run, batches(run_dir, run), packed(run_dir, "heldout.bin"), on_step)
 
 
@@ -85,7 +85,7 @@ class TestTraining:
         data.batch = lambda step: asked.append(step) or Curriculum.batch(data, step)  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             train(fresh(run_dir, shape.ROTARY), run, data, heldout, interrupt)
-        train(fresh(run_dir, shape.ROTARY), run, data, heldout)
+        train(fresh(run_dir, shape.ROTARY), run, data, heldout, lambda *_: None)
         assert asked == list(range(6))
 
     def test_a_batch_of_text_has_the_rows_of_its_step(self, run_dir: Path, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_tokenizer_that_was_put_there_stays(
 def test_a_checkpoint_of_other_tokens_is_refused(complete: Path, others: Path, tmp_path: Path) -> None:
     def go_on(run: Run) -> None:
         text = Curriculum(run_dir / "train.bin", tokenizer, (Stage(1.0, TINY.context),), 256, STEPS, 0)
-        train(fresh(run_dir, shape.ROTARY), run, text, packed(run_dir, "heldout.bin"))
+        train(fresh(run_dir, shape.ROTARY), run, text, packed(run_dir, "heldout.bin"), lambda *_: None)
 
     run_dir = tmp_path / "run"
     shutil.copytree(complete, run_dir)

@@ -13,6 +13,7 @@ import psutil
 import structlog
 
 CGROUPS = Path("/sys/fs/cgroup")
+"""The limits of a container: files of the second version of control groups, or folders of the first."""
 QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 """Microseconds of CPU in a period, and the period: in the second version of control groups, and in the first."""
 NO_QUOTA = {"max", "-1"}

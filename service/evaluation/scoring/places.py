@@ -1,4 +1,4 @@
-"""The places of a recommendation's windows in the text, and the pieces that count as independent."""
+"""The places of windows in the text, and the pieces that count as independent."""
 
 from __future__ import annotations
 

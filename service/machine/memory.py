@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import torch
 
-CGROUPS = Path("/sys/fs/cgroup")
-"""A container's own limits, in the second version of control groups or below ``memory`` in the first."""
+from service.machine.cpus import CGROUPS
 
 FILES = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),

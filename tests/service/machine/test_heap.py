@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from service.sharing import heap
+from service.machine import heap
 
 PROGRAM = """
 import resource, sys, threading
-from service.sharing.heap import keep_one_heap, trim
+from service.machine.heap import keep_one_heap, trim
 
 def pages():
     with open("/proc/self/statm") as file:

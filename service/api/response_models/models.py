@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from service.api.responses.encodings import AutoRanges
+from service.api.response_models.encodings import AutoRanges
 
 
 class QuantizationInfo(BaseModel):

@@ -18,7 +18,7 @@ from fastapi.responses import Response
 from fastapi.security import APIKeyHeader, HTTPBearer
 from starlette.staticfiles import StaticFiles
 
-from service.api.docs.openapi import arranged, in_brief
+from service.api.reference.openapi import arranged, in_brief
 from service.reports.pages import policy
 
 ASSETS = "docs/assets"

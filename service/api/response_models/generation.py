@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from service.api.responses.encodings import AutoChoice
+from service.api.response_models.encodings import AutoChoice
 
 
 class Alternative(BaseModel):

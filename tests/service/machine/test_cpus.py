@@ -16,7 +16,7 @@ from patches import parse, patched
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.engine.request import SamplingParams
-from service.sharing import cpus
+from service.machine import cpus
 from tests.models import tiny_model
 
 
