@@ -54,6 +54,8 @@ pages cannot cache, or none for models that are only scored.
 `mpt` is equal to transformers for `alibi_bias_max` 8, its default. Another value takes effect here, since the weights
 were trained with it. transformers 5.24 ignores it. So with 16, logits of a tiny model differ by 0.7 of the largest.
 
+`llama4` with its part for images fails in transformers 5.24 itself. A server loads its language model alone.
+
 In bfloat16 and float16, a type that chooses keys or experts may amplify rounding. Its plain forward then differs from
 that in float32. Such a model is compared in float32 at start-up, and carried if it is equal there.
 
@@ -65,7 +67,6 @@ The classes of `AutoModelForImageTextToText` are tested for text: their default 
 against the specification. These are `gemma3`, `gemma4`, `gemma4_unified`, `glm5_next`, `got_ocr2`, `internvl`,
 `lfm2_vl`, `mistral3`, `qwen2_5_vl`, `qwen3_5` and `qwen3_vl`. `glm5_next` rotates nothing, so two of the
 encodings apply to it. `qwen2_5_vl`, `qwen3_vl` and `qwen3_5` are tested under a declared YaRN too.
-`llama4` fails in transformers 5.24 itself; a server loads its language model alone.
 """
 
 FACTS = ("positions", "where", "table", "default", "engine")

@@ -110,7 +110,7 @@ class RopewayDemoAttention(LlamaAttention):
         relative = RELATIVE.get(config.position_family)
         self.relative = None if relative is None else relative(config)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         hidden_states: torch.Tensor,
         position_embeddings: None = None,

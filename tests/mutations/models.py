@@ -6,7 +6,6 @@ MULTIMODAL = "tests/patches/model/architectures/test_multimodal.py"
 NATIVE_POSITIONS = "tests/patches/model/architectures/test_native_positions.py"
 OTHER_FAMILIES = "tests/patches/model/architectures/test_other_families.py"
 GPT_NEO = "test_the_local_layers_of_gpt_neo_have_a_window"
-CODEGEN = "test_the_heads_of_codegen_come_from_every_quarter_of_its_projection"
 DUAL_CHUNK = "tests/patches/model/test_dual_chunk.py"
 OWN_ATTENTION = "tests/patches/model/test_own_attention.py"
 STEPS = "tests/patches/model/test_steps_ahead.py"
@@ -56,8 +55,14 @@ MODELS = [
              (f"{DUAL_CHUNK}::test_another_map_takes_its_place",)),
     Mutation("local layers of GPT-Neo see everything", "patches/model", 'if module.attention_type == "local" else None',
              'if module.attention_type == "none" else None', (f"{OTHER_FAMILIES}::{GPT_NEO}",)),
-    Mutation("values of CodeGen as its keys", "patches/model", "query, value, key = ", "query, key, value = ",
-             (f"{OTHER_FAMILIES}::{CODEGEN}",)),
+    Mutation("cosines of GPT-J before its sines", "patches/model", "return sin[..., :pairs], cos[..., :pairs]",
+             "return cos[..., :pairs], sin[..., :pairs]",
+             (f"{OTHER_FAMILIES}::test_the_patched_default_is_the_unpatched_model[gptj]",)),
+    Mutation("an attention to earlier layers has an encoding", "patches/attention",
+             'hasattr(attention, "layer_idx") or', "True or",
+             ("tests/patches/model/architectures/test_learned_distances.py",)),
+    Mutation("a paged cache reaches the layers", "patches/model", 'self._parameters.keys() - {"cache"}',
+             'self._parameters.keys() - {"caches"}', ("tests/service/engine/adapter/test_paged_attention.py",)),
     Mutation("a list of calls for any number of rows", "patches", "(name, value.shape, value.stride(), value.dtype)",
              "(name, value.stride(), value.dtype)", (RECORDING,)),
     Mutation("a list of calls for inputs in any order", "patches", "(name, value.shape, value.stride(), value.dtype)",

@@ -173,15 +173,6 @@ def test_the_local_layers_of_gpt_neo_have_a_window() -> None:
         assert torch.equal(before[0, WINDOW:], after[0, WINDOW:])
 
 
-def test_the_heads_of_codegen_come_from_every_quarter_of_its_projection() -> None:
-    model = model_of("codegen", n_head=8, rotary_dim=8)
-    tokens = tiny_tokens(1, TRAINED_LENGTH)
-    expected = unpatched(model, tokens)
-    with patched(model) as patch:
-        assert (patch.geometry.rotary_dim, patch.geometry.interleaved) == (8, True)
-        assert relative(logits_of(model, tokens), expected) < 1e-6
-
-
 # Encodings per request
 
 
