@@ -119,14 +119,8 @@ def score_picture(result: DepthResult) -> Picture:
 
 def score_curve(name: str, scores: Sequence[LengthScore]) -> Curve:
     """A score by length with its intervals."""
-    return Curve(
-        name,
-        [at.length for at in scores],
-        [at.score for at in scores],
-        [at.interval.low for at in scores],
-        [at.interval.high for at in scores],
-        [f"{interval_text(at.interval, percent)}<br>{counted(at.samples, 'sample')}" for at in scores],
-    )
+    points = [(at.length, at.score, at.interval, counted(at.samples, "sample")) for at in scores]
+    return Curve.through(name, points, percent)
 
 
 def answer_by_length(result: DepthResult, why: str) -> Picture:
