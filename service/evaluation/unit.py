@@ -22,6 +22,7 @@ import numpy as np
 from patches import Method, Patched, ResolvedRecipe, effective, is_own, label_of, resolve
 from service.evaluation.cost import Cost
 from service.evaluation.results import EvaluationResult, Part, Progress
+from service.evaluation.scoring.chunks import most_tokens
 
 Outcome = dict[str, np.ndarray]
 """Named arrays, for ``numpy.savez``."""
@@ -126,6 +127,24 @@ class Unit(ABC):
             yield slot
         finally:
             slots.release(slot)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredUnit(Unit):
+    """A unit whose passes start with the token ``bos``, and read at most ``chunk`` tokens between generation steps."""
+
+    bos: int | None
+    chunk: int | None
+
+    @property
+    def prefix(self) -> list[int]:
+        """The tokens before the text."""
+        return [] if self.bos is None else [self.bos]
+
+    @property
+    def chunk_of_device(self) -> int:
+        """``chunk``, or where it is None that of the model's device."""
+        return most_tokens(self.chunk, self.subject.patch.model.device)
 
 
 class Plan(ABC):
