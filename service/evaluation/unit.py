@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -114,19 +114,13 @@ class Unit(ABC):
     def resolved(self) -> ResolvedRecipe:
         return self.subject.patch.resolve(self.subject.method, self.length)
 
-    @contextmanager
-    def slot(self) -> Iterator[int]:
+    def slot(self) -> AbstractContextManager[int]:
         """A slot of this unit's encoding, released at the end.
 
         Raises:
             SlotsExhausted: when every slot is taken.
         """
-        slots = self.subject.patch.slots
-        slot = slots.acquire(self.resolved)
-        try:
-            yield slot
-        finally:
-            slots.release(slot)
+        return self.subject.patch.slots.held(self.resolved)
 
 
 @dataclass(frozen=True, eq=False)
