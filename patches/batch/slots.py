@@ -7,7 +7,8 @@ int32.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -96,6 +97,19 @@ class SlotTable:
                 self._slot_of[resolved] = slot
             self._users[slot] += 1
             return slot
+
+    @contextmanager
+    def held(self, resolved: ResolvedRecipe) -> Iterator[int]:
+        """Slot of ``resolved`` until the context ends.
+
+        Raises:
+            SlotsExhausted: when 128 different encodings are in use.
+        """
+        slot = self.acquire(resolved)
+        try:
+            yield slot
+        finally:
+            self.release(slot)
 
     def put(self, slot: int, resolved: ResolvedRecipe) -> None:
         """Write ``resolved`` into ``slot`` as another rank's table has it."""

@@ -23,5 +23,9 @@ Turns = Annotated[float, Field(ge=1e-6, le=1e6, strict=True)]
 AttentionFactor = Annotated[float, Field(ge=0.01, le=100.0, strict=True)]
 """Factor on cos and sin."""
 
+YarnFactor = Annotated[
+    AttentionFactor | None, Field(description="Multiplies cos and sin; 0.1 ln(factor) + 1 when absent.")
+]
+
 Multiplier = Annotated[float, Field(ge=0.01, le=10.0, strict=True)]
 """At 0.01 attention is nearly uniform. Far below, float32 scores are 0, and a masked 0 x -inf is NaN."""

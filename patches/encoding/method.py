@@ -97,6 +97,10 @@ class Method(KnownFields):
         """Numbers that must follow from the parameters, according to a request that repeats the ``pe`` of an answer."""
         return self._follows
 
+    def as_request(self) -> dict[str, Any]:
+        """The fields as a request has them, in JSON: ``method``, and those that were given."""
+        return {"method": self.method} | self.model_dump(mode="json", exclude_unset=True)
+
     def without_follows(self) -> Self:
         """The same parameters without ``follows``."""
         plain = self.model_copy()

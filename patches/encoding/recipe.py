@@ -150,6 +150,11 @@ class Recipe:
         parts = (self.schedule, self.score_bias, self.attention_temperature, self.absolute)
         return any(_depends_on_length(part) for part in parts)
 
+    @property
+    def moves(self) -> bool:
+        """True if distances or masks differ from those of plain RoPE."""
+        return self.bands != (Band(),)
+
     @cached_property
     def base(self) -> PositionMap:
         """The map under which queries and keys are written: the key map of the band with the most keys.
@@ -212,7 +217,7 @@ class Recipe:
             raise ValueError(
                 f"only encodings that keep the positions of queries and keys apply to this model: {reason}"
             )
-        if geometry.compresses_keys and not (self.bands == (Band(),) and self.score_bias is None):
+        if geometry.compresses_keys and (self.moves or self.score_bias is not None):
             raise ValueError(
                 "only encodings without windows and biases apply to this model: its keys cover several tokens and have "
                 "no single distance"

@@ -160,10 +160,7 @@ class Encodings:
             )
         _refuse_positions_past_reserved_lengths(position, every)
         with ExitStack() as held:
-            slot_of = {}
-            for resolved in set(every):
-                slot_of[resolved] = self.slots.acquire(resolved)
-                held.callback(self.slots.release, slot_of[resolved])
+            slot_of = {resolved: held.enter_context(self.slots.held(resolved)) for resolved in set(every)}
             column = torch.tensor([slot_of[resolved] for resolved in every], device=position.device)[:, None]
             yield encode(position, column)
 
@@ -186,11 +183,8 @@ class Encodings:
         if length <= own.length:
             yield position_ids
             return
-        slot = self.slots.acquire(self.resolve("default", length))
-        try:
+        with self.slots.held(self.resolve("default", length)) as slot:
             yield torch.where(is_own, encode(position_ids, slot), position_ids)
-        finally:
-            self.slots.release(slot)
 
     def recipes(self, chosen: int | torch.Tensor | None, rows: int) -> tuple[ResolvedRecipe, ...]:
         """The encoding of each of ``rows`` by ``chosen``, as in ``encoded``; None is the model's own.

@@ -10,13 +10,18 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from patches import LONGEST, KnownFields, Method, problem
-from service.inputs import MOST_ENCODINGS, MOST_TEXTS, as_list
+from service.inputs import MOST_ENCODINGS, MOST_TEXTS, TextOrTokens, as_list
 from service.policy.auto import Encoding
 from service.settings import Seconds
 
 Tokens = Annotated[int, Field(ge=2, le=LONGEST - 1)]
 
 Bos = Literal["auto", "always", "never"]
+
+Documents = Annotated[
+    TextOrTokens,
+    Field(description="A text, token ids, a list of either (documents), or the name of a built-in document."),
+]
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 
@@ -113,6 +118,11 @@ class EvaluationRequest(KnownFields, ABC):
             why = "background excludes stream and timeout_s: follow the job's events instead"
             raise problem("excluded", why, "background")
         return self
+
+    @property
+    def names_methods(self) -> bool:
+        """True if ``methods`` are from the client."""
+        return "methods" in self.model_fields_set
 
     def length_values(self) -> list[int] | None:
         """Sorted lengths without repeats, or None for the default."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -22,6 +22,7 @@ import numpy as np
 from patches import Method, Patched, ResolvedRecipe, effective, is_own, label_of, resolve
 from service.evaluation.cost import Cost
 from service.evaluation.results import EvaluationResult, Part, Progress
+from service.evaluation.scoring.chunks import most_tokens
 
 Outcome = dict[str, np.ndarray]
 """Named arrays, for ``numpy.savez``."""
@@ -113,19 +114,31 @@ class Unit(ABC):
     def resolved(self) -> ResolvedRecipe:
         return self.subject.patch.resolve(self.subject.method, self.length)
 
-    @contextmanager
-    def slot(self) -> Iterator[int]:
+    def slot(self) -> AbstractContextManager[int]:
         """A slot of this unit's encoding, released at the end.
 
         Raises:
             SlotsExhausted: when every slot is taken.
         """
-        slots = self.subject.patch.slots
-        slot = slots.acquire(self.resolved)
-        try:
-            yield slot
-        finally:
-            slots.release(slot)
+        return self.subject.patch.slots.held(self.resolved)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredUnit(Unit):
+    """A unit whose passes start with the token ``bos``, and read at most ``chunk`` tokens between generation steps."""
+
+    bos: int | None
+    chunk: int | None
+
+    @property
+    def prefix(self) -> list[int]:
+        """The tokens before the text."""
+        return [] if self.bos is None else [self.bos]
+
+    @property
+    def chunk_of_device(self) -> int:
+        """``chunk``, or where it is None that of the model's device."""
+        return most_tokens(self.chunk, self.subject.patch.model.device)
 
 
 class Plan(ABC):

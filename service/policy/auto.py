@@ -62,7 +62,7 @@ class Range(KnownFields):
 
     @field_serializer("pe")
     def _written(self, pe: Method) -> dict[str, Any]:
-        return {"method": pe.method} | pe.model_dump(mode="json", exclude_unset=True)
+        return pe.as_request()
 
 
 def _ascending(ranges: tuple[Range, ...]) -> tuple[Range, ...]:

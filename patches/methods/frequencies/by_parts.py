@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from patches.encoding.fields import AttentionFactor, Factor, Turns
+from patches.encoding.fields import Factor, Turns, YarnFactor
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import TrainedLengthMethod
 from patches.encoding.ramps import TurnRange, TurnRangeMethod, linear_ramp, mscale, turns_of
@@ -162,9 +162,7 @@ class Yarn(TurnRangeMethod):
     factor: Factor | None = Field(
         None, description="Target length divided by the trained length; the model's own ratio when it declares one."
     )
-    attention_factor: AttentionFactor | None = Field(
-        None, description="Multiplies cos and sin; 0.1 ln(factor) + 1 when absent."
-    )
+    attention_factor: YarnFactor = None
     mscale: Mscale | None = Field(
         None, description="With mscale_all_dim: attention_factor is the ratio of the two (DeepSeek)."
     )
@@ -241,9 +239,7 @@ class YarnPaper(TrainedLengthMethod):
 
     method: Literal["yarn_paper"] = "yarn_paper"
     factor: Factor = Field(description="Target length divided by the trained length.")
-    attention_factor: AttentionFactor | None = Field(
-        None, description="Multiplies cos and sin; 0.1 ln(factor) + 1 when absent."
-    )
+    attention_factor: YarnFactor = None
     alpha: Turns = Field(1.0, description="Turns below which a pair is fully interpolated.")
     beta: Turns = Field(32.0, description="Turns above which a pair is left alone.")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from patches.encoding.fields import AttentionFactor, Factor
+from patches.encoding.fields import Factor, YarnFactor
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.ramps import TurnRange, TurnRangeMethod, mscale
 from patches.encoding.recipe import Recipe
@@ -79,9 +79,7 @@ class RadixMethod(TurnRangeMethod):
     schedule: ClassVar[type[RadixSchedule]]
 
     factor: Factor = Field(description="Target length divided by the trained length.")
-    attention_factor: AttentionFactor | None = Field(
-        None, description="Multiplies cos and sin; 0.1 ln(factor) + 1 when absent."
-    )
+    attention_factor: YarnFactor = None
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         factor = self.attention_factor or mscale(self.factor)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from patches import problem
-from service.api.openai.body import NOT_USED, CacheControl, StoredBody
+from service.api.openai.body import NOT_USED, CacheControl, StoredBody, text_in, type_of
 from service.api.openai.messages import MOST_MESSAGES
 from service.inputs import text_or_list
 
@@ -91,8 +91,7 @@ OF_ROLES = {
 
 
 def _kind(value: Any) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return KINDS.get(str(kind))
+    return KINDS.get(type_of(value))
 
 
 AnyBlock = Annotated[
@@ -132,7 +131,7 @@ class Turn(StoredBody):
     def _of_block(self, block: Block) -> dict[str, Any]:
         match block:
             case ToolResultBlock():
-                return {"role": "tool", "tool_call_id": block.tool_use_id, "content": text_of(block.content)}
+                return {"role": "tool", "tool_call_id": block.tool_use_id, "content": text_in(block.content)}
             case ToolUseBlock():
                 return {"role": self.role, "content": "", "tool_calls": [block.for_template()]}
             case ThinkingBlock():
@@ -143,11 +142,6 @@ class Turn(StoredBody):
 
 
 Turns = Annotated[list[Turn], Field(min_length=1, max_length=MOST_MESSAGES)]
-
-
-def text_of(content: str | Sequence[TextBlock]) -> str:
-    """The text of ``content``, whose blocks follow each other as parts of a chat's message do."""
-    return content if isinstance(content, str) else "".join(block.text for block in content)
 
 
 def conversation_of(turns: Sequence[Turn]) -> tuple[list[dict[str, Any]], list[int]]:

@@ -10,9 +10,9 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from typing_extensions import override
 
 from patches import problem
-from service.api.anthropic.blocks import Texts, Turns, conversation_of, text_of
+from service.api.anthropic.blocks import Texts, Turns, conversation_of
 from service.api.generation.structure import STRICT, Schema, Structure
-from service.api.openai.body import NOT_USED, Body, CacheControl
+from service.api.openai.body import NOT_USED, Body, CacheControl, text_in, type_of
 from service.api.openai.schemas import SHORT, ConversationBody, ModelName, TurnsBody, example
 from service.api.openai.templating import Effort
 from service.api.openai.tools.offer import Offer
@@ -74,8 +74,7 @@ class ToolChoice(Body):
 
 
 def _names_tool(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "a_tool" if kind == "tool" else "any_tool"
+    return "a_tool" if type_of(value) == "tool" else "any_tool"
 
 
 class Thinking(Body):
@@ -140,7 +139,7 @@ class MessagesBody(TurnsBody):
 
     @override
     def conversation(self) -> tuple[list[dict[str, Any]], list[str]]:
-        system = text_of(self.system or "")
+        system = text_in(self.system or "")
         leads = [{"role": "system", "content": system}] if system else []
         messages, places = conversation_of(self.messages)
         return [*leads, *messages], [*("system" for _ in leads), *(f"messages.{place}" for place in places)]

@@ -15,6 +15,16 @@ NOT_USED = "Accepted and not used."
 """The description of a hint."""
 
 
+def type_of(value: Any) -> str:
+    """The ``type`` of an object before or after validation; "None" without one."""
+    return str(value.get("type") if isinstance(value, dict) else getattr(value, "type", None))
+
+
+def text_in(content: str | list[Any]) -> str:
+    """The text of ``content``, or of its parts one after another."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class Body(KnownFields):
     """A field that is null, or asks for nothing that this server has, is a field that is absent."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from service.api.generation.structure import STRICT, Schema, Structure
-from service.api.openai.body import NOT_USED, Body
+from service.api.openai.body import NOT_USED, Body, type_of
 from service.api.openai.unsupported import only
 
 
@@ -56,8 +56,7 @@ class FlatSchemaFormat(NamedSchema):
 
 def _kind(value: Any) -> str | None:
     """The tag of a format, unlike any field's name: tags are left out of the paths of problems."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return {"text": "as_text", "json_object": "as_object", "json_schema": "as_schema"}.get(str(kind))
+    return {"text": "as_text", "json_object": "as_object", "json_schema": "as_schema"}.get(type_of(value))
 
 
 _BY_KIND = Discriminator(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, Tag, model_validator
 
 from patches import KnownFields, problem
-from service.api.openai.body import NOT_USED, Body, CacheControl
+from service.api.openai.body import NOT_USED, Body, CacheControl, text_in
 from service.api.openai.tools.schemas import Calls
 from service.api.openai.unsupported import NOT_SUPPORTED_IN_MESSAGES
 from service.inputs import text_or_list
@@ -63,8 +63,7 @@ class Message(Body):
 
     def for_template(self) -> dict[str, Any]:
         """The message for chat templates."""
-        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
-        fields: dict[str, Any] = {"role": self.role, "content": "".join(parts)}
+        fields: dict[str, Any] = {"role": self.role, "content": text_in(self.content)}
         if self.tool_calls:
             fields["tool_calls"] = [call.for_template() for call in self.tool_calls]
         given = {"name": self.name, "tool_call_id": self.tool_call_id, "reasoning_content": self.reasoning_content}

@@ -63,7 +63,7 @@ class LongPerplexityPlan(Plan):
         scored = max(window.stop for window in last)
 
         def unit(length: int, windows: Windows) -> WindowsUnit:
-            return WindowsUnit(self.evaluator, length, document.name, document, windows, measured.bos, measured.chunk)
+            return WindowsUnit(self.evaluator, length, document.name, measured.bos, measured.chunk, document, windows)
 
         return (
             unit(contexts.long, contexts.long_windows(scored, special)),

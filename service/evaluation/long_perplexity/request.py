@@ -9,8 +9,7 @@ from pydantic import Field
 from patches import KnownFields, PositionEncoding, examples
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.perplexity.request import ScoringRequest
-from service.evaluation.request import Bos, Tokens
-from service.inputs import TextOrTokens
+from service.evaluation.request import Bos, Documents, Tokens
 
 Scoring = Literal["curve", "sliding", "disjoint", "tail"]
 
@@ -30,10 +29,7 @@ class LongPerplexityRequest(ScoringRequest):
     """Perplexity over key tokens against context length, several encodings in one call."""
 
     evaluation: Literal["long_perplexity"] = "long_perplexity"
-    input: TextOrTokens = Field(
-        DEFAULT_DOCUMENT,
-        description="A text, token ids, a list of either (documents), or the name of a built-in document.",
-    )
+    input: Documents = DEFAULT_DOCUMENT
     protocol: Scoring = Field(
         "curve",
         description="The scored tokens and their context, as in `perplexity`, with its defaults. `tail` "

@@ -28,10 +28,9 @@ from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.perplexity.results import MethodResult, PerplexityResult, Protocol
 from service.evaluation.request import Bos
 from service.evaluation.results import DocumentInfo
-from service.evaluation.scoring.chunks import most_tokens
 from service.evaluation.scoring.token_scores import token_nll
 from service.evaluation.statistics.per_token import Scored, length_result, position_buckets
-from service.evaluation.unit import Outcome, Plan, Subject, Unit
+from service.evaluation.unit import Outcome, Plan, ScoredUnit, Subject, Unit
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 
@@ -40,14 +39,12 @@ DEFAULT_TAIL = 256
 
 
 @dataclass(frozen=True, eq=False)
-class WindowsUnit(Unit):
+class WindowsUnit(ScoredUnit):
     """NLL of a document's windows: float64 ``nll`` of every token that a window scores, window after window."""
 
     kind: ClassVar[str] = "windows"
     document: Document
     windows: Windows
-    bos: int | None
-    chunk: int | None
 
     @property
     def tokens(self) -> int:
@@ -58,15 +55,14 @@ class WindowsUnit(Unit):
             "tokens": token_digest(self.document.token_ids),
             "windows": asdict(self.windows),
             "bos": self.bos,
-            "chunk": most_tokens(self.chunk, self.subject.patch.model.device),
+            "chunk": self.chunk_of_device,
         }
 
     def run(self) -> Generator[int, None, Outcome]:
-        special = [] if self.bos is None else [self.bos]
         scored = []
         with self.slot() as slot:
             for window in self.windows:
-                token_ids = [*special, *self.document.token_ids[window.start : window.stop]]
+                token_ids = [*self.prefix, *self.document.token_ids[window.start : window.stop]]
                 nll = yield from token_nll(self.subject.patch, token_ids, slot, self.chunk)
                 scored.append(nll[self.first(window) - self._first_predicted(window) :])
         return {"nll": np.concatenate(scored)}
@@ -83,7 +79,7 @@ class WindowsUnit(Unit):
 
     def scored(self, outcome: Outcome, index: int, length: int) -> list[Scored]:
         """The scored tokens that count at ``length`` (shorter than the pass only for curves), of document ``index``."""
-        special = 0 if self.bos is None else 1
+        special = len(self.prefix)
         found, begin = [], 0
         for window in self.windows:
             first = self.first(window)

@@ -10,8 +10,7 @@ from pydantic import Field, model_validator
 from patches import examples, problem
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.perplexity.results import Protocol
-from service.evaluation.request import Bos, ByLengthRequest, ByPositionRequest
-from service.inputs import TextOrTokens
+from service.evaluation.request import Bos, ByLengthRequest, ByPositionRequest, Documents
 
 SWEEP_WINDOWS = 8
 """Windows of each document in a sweep that names no protocol."""
@@ -41,10 +40,7 @@ class PerplexityRequest(ScoringRequest, ByPositionRequest):
     """Perplexity against context length, several encodings in one call."""
 
     evaluation: Literal["perplexity"] = "perplexity"
-    input: TextOrTokens = Field(
-        DEFAULT_DOCUMENT,
-        description="A text, token ids, a list of either (documents), or the name of a built-in document.",
-    )
+    input: Documents = DEFAULT_DOCUMENT
     protocol: Protocol = Field("curve", description="The scored tokens and their context.")
     stride: Annotated[int, Field(ge=1)] | None = Field(
         None, description="`sliding`: tokens between window starts (256). `tail`: between window ends (longest length)."

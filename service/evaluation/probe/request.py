@@ -9,8 +9,7 @@ from pydantic import Field
 from patches import examples
 from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.evaluation.probe.results import SegmentOf
-from service.evaluation.request import MOST_IN_RANGE, Bos, ByPositionRequest, Seed, Tokens
-from service.inputs import TextOrTokens
+from service.evaluation.request import MOST_IN_RANGE, Bos, ByPositionRequest, Documents, Seed, Tokens
 
 
 class ProbeRequest(ByPositionRequest):
@@ -21,10 +20,7 @@ class ProbeRequest(ByPositionRequest):
     """
 
     evaluation: Literal["probe"] = "probe"
-    input: TextOrTokens = Field(
-        DEFAULT_DOCUMENT,
-        description="A text, token ids, a list of either (documents), or the name of a built-in document.",
-    )
+    input: Documents = DEFAULT_DOCUMENT
     distances: Annotated[list[Tokens], Field(min_length=1, max_length=MOST_IN_RANGE, fail_fast=True)] | None = Field(
         None,
         description="Tokens from a segment's first occurrence to its second; 16, 32, ... as far as the longest "

@@ -11,13 +11,13 @@ import torch
 
 from patches import AttentionMass
 from service.evaluation.documents import Document, token_digest
-from service.evaluation.scoring.chunks import bounded, chunk_length, most_tokens
+from service.evaluation.scoring.chunks import bounded, chunk_length
 from service.evaluation.scoring.token_scores import Reading, token_scores
-from service.evaluation.unit import Outcome, Unit
+from service.evaluation.unit import Outcome, ScoredUnit
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionUnit(Unit):
+class AttentionUnit(ScoredUnit):
     """Attention of the last ``queries`` of a document's first ``length`` tokens, the BOS counted in.
 
     The outcome: ``layers`` and ``edges`` int64, ``mass`` float64 [layers, heads, buckets], ``first_keys`` and
@@ -27,8 +27,6 @@ class AttentionUnit(Unit):
     kind: ClassVar[str] = "attention"
     document: Document
     queries: int
-    bos: int | None
-    chunk: int | None
 
     @property
     def tokens(self) -> int:
@@ -36,14 +34,13 @@ class AttentionUnit(Unit):
 
     @property
     def token_ids(self) -> list[int]:
-        special = [] if self.bos is None else [self.bos]
-        return [*special, *self.document.token_ids[: self.length - len(special)]]
+        return [*self.prefix, *self.document.token_ids[: self.length - len(self.prefix)]]
 
     def inputs(self) -> dict[str, Any]:
         return {
             "tokens": token_digest(self.token_ids),
             "queries": self.queries,
-            "chunk": most_tokens(self.chunk, self.subject.patch.model.device),
+            "chunk": self.chunk_of_device,
         }
 
     def run(self) -> Generator[int, None, Outcome]:
@@ -102,7 +99,7 @@ class RepeatedSegment(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class CopyUnit(Unit):
+class CopyUnit(ScoredUnit):
     """Prediction of a repeated segment's tokens, from the second on.
 
     The outcome: float64 ``nll`` in nats and int64 ``ranks`` [segment - 1] of the second occurrence, 1 where no other
@@ -111,8 +108,6 @@ class CopyUnit(Unit):
 
     kind: ClassVar[str] = "copy"
     repeated: RepeatedSegment
-    bos: int | None
-    chunk: int | None
 
     @property
     def tokens(self) -> int:
@@ -120,22 +115,21 @@ class CopyUnit(Unit):
 
     @property
     def token_ids(self) -> list[int]:
-        special = [] if self.bos is None else [self.bos]
-        return [*special, *self.repeated.token_ids()]
+        return [*self.prefix, *self.repeated.token_ids()]
 
     def inputs(self) -> dict[str, Any]:
         return {
             "tokens": token_digest(self.token_ids),
             "segment": self.repeated.segment,
             "bos": self.bos,
-            "chunk": most_tokens(self.chunk, self.subject.patch.model.device),
+            "chunk": self.chunk_of_device,
         }
 
     def run(self) -> Generator[int, None, Outcome]:
         token_ids, scored = self.token_ids, self.repeated.segment - 1
         with self.slot() as slot:
             scores = yield from token_scores(self.subject.patch, token_ids, slot, self.chunk, top=0)
-        begin = 0 if self.bos is None else 1  # the first score is that of token 1
+        begin = len(self.prefix)  # the first score is that of token 1
         first, second = slice(begin, begin + scored), slice(len(token_ids) - 1 - scored, None)
         return {
             "nll": -scores.logprobs[second],

@@ -25,7 +25,7 @@ def candidates_of(
     """The checkpoint's own encoding, then the other candidates."""
     (own,) = subjects_of([parse(OWN)], served, models, settings, longest=reference)
     asked: list[Method] = candidates(served.patch.geometry, target)
-    if request.names_candidates:
+    if request.names_methods:
         asked = list(dict.fromkeys(request.methods))
     found = subjects_of(asked, served, models, settings, longest=target)
     others = [subject for subject in found if subject != own]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from patches import UNSCALED, Method
+from patches import UNSCALED
 from service.evaluation.cost import EncodingCost, cost_of, weight_of
 from service.evaluation.recommend.evidence import Difference, Evidence, copies
 from service.evaluation.recommend.results import Answer, Avoid, Memory, Range, RecommendMethod, Verdict
@@ -142,7 +142,7 @@ class Judge:
         cached = lengths[-1] if ends is None else min(lengths[-1], sum(ends))
         return RecommendMethod(
             **subject.described(lengths[-1]),
-            request=request_of(subject.method),
+            request=subject.method.as_request(),
             cost=self._cost(index),
             memory=Memory(tokens=cached, bytes=kept_bytes(subject.patch, cached)),
             window=self._window(index),
@@ -165,7 +165,7 @@ class Judge:
         named = next((label for label in exportable if label not in avoided), None)
         answer = Answer(
             label=subject.label,
-            pe=request_of(subject.method),
+            pe=subject.method.as_request(),
             native_is_enough=chosen == 0,
             recall_counts=self.recall_counts,
             recall_shown=self._recall_shown,
@@ -218,13 +218,13 @@ class Judge:
     def _ranges(self) -> list[Range]:
         """One encoding up to the trained length, then the cheapest that is good enough at each length."""
         within = self._subjects[self._within]
-        ranges = [Range(up_to=self._trained_length, label=within.label, pe=request_of(within.method))]
+        ranges = [Range(up_to=self._trained_length, label=within.label, pe=within.method.as_request())]
         for length in sorted(length for length in self._evidence if length > self._trained_length):
             chosen = self._subjects[self._cheapest(length)]
             if ranges[-1].label == chosen.label:
                 ranges[-1].up_to = length
             else:
-                ranges.append(Range(up_to=length, label=chosen.label, pe=request_of(chosen.method)))
+                ranges.append(Range(up_to=length, label=chosen.label, pe=chosen.method.as_request()))
         return ranges
 
     @cached_property
@@ -278,8 +278,3 @@ class Judge:
         subject = self._subjects[index]
         ends = subject.patch.resolve(subject.method, self._longest(index)).recipe.sink_window
         return None if ends is None else sum(ends)
-
-
-def request_of(method: Method) -> dict[str, Any]:
-    """The encoding as a request has it."""
-    return {"method": method.method, **method.model_dump(mode="json", exclude_unset=True, exclude={"method"})}

@@ -215,7 +215,7 @@ def plan_of(request: RecommendRequest, models: ModelRegistry, settings: Settings
         trained_length=served.trained_length,
         subjects=tuple(subjects),
         entrants=frozenset(at_target),
-        proposed=not request.names_candidates,
+        proposed=not request.names_methods,
         documents=documents,
         skipped=skipped,
         lengths=lengths,

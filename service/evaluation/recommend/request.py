@@ -9,9 +9,8 @@ from pydantic import Field, model_validator
 from patches import problem
 from service.evaluation.catalogue import OPTION
 from service.evaluation.documents import DEFAULT_DOCUMENT
-from service.evaluation.request import Bos, ByLengthRequest, Seed, Tokens
+from service.evaluation.request import Bos, ByLengthRequest, Documents, Seed, Tokens
 from service.export.targets import TargetName
-from service.inputs import TextOrTokens
 from service.policy.auto import AUTO, is_auto
 
 
@@ -25,10 +24,7 @@ class RecommendRequest(ByLengthRequest):
     length: Tokens | None = Field(
         None, description="Tokens that the model is to read; the longest of `lengths`, or 4 times the trained length."
     )
-    input: TextOrTokens = Field(
-        DEFAULT_DOCUMENT,
-        description="A text, token ids, a list of either (documents), or the name of a built-in document.",
-    )
+    input: Documents = DEFAULT_DOCUMENT
     windows: Annotated[int, Field(ge=2, le=1024)] = Field(
         32, description="Windows of the target length that the last round reads; earlier rounds read fewer."
     )
@@ -69,11 +65,6 @@ class RecommendRequest(ByLengthRequest):
     def longest_field(self) -> str:
         """The field that sets the target, also by its default."""
         return "lengths" if self.length is None and self.lengths is not None else "length"
-
-    @property
-    def names_candidates(self) -> bool:
-        """True if ``methods`` are from the client."""
-        return "methods" in self.model_fields_set
 
     @classmethod
     def example(cls) -> dict[str, Any]:

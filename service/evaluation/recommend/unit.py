@@ -15,9 +15,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from service.evaluation.documents import Document, token_digest
-from service.evaluation.scoring.chunks import most_tokens
 from service.evaluation.scoring.token_scores import token_scores
-from service.evaluation.unit import Outcome, Unit
+from service.evaluation.unit import Outcome, ScoredUnit
 
 COPIES = 4
 """Repeated segments: from the start of the text before, and from each further quarter of it."""
@@ -49,7 +48,7 @@ class Layout(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class RecallUnit(Unit):
+class RecallUnit(ScoredUnit):
     """A window of ``length`` tokens that ends before token ``stop`` of the document.
 
     The outcome: float64 ``nll`` in nats [tail], and int64 ``ranks`` [copies, segment - 1] of the repeated tokens from
@@ -62,21 +61,15 @@ class RecallUnit(Unit):
     document: Document
     stop: int
     layout: Layout
-    bos: int | None
-    chunk: int | None
 
     @property
     def tokens(self) -> int:
         return self.length
 
     @property
-    def _special(self) -> int:
-        return 0 if self.bos is None else 1
-
-    @property
     def stretch(self) -> int:
         """Tokens of the document: all but the repeated segments."""
-        return self.length - self._special - self.layout.repeated
+        return self.length - len(self.prefix) - self.layout.repeated
 
     @property
     def before(self) -> int:
@@ -92,30 +85,29 @@ class RecallUnit(Unit):
     def late(self) -> int:
         """Tokens before the repeated segments that are late in the window."""
         trained = TAILS * self.layout.tail
-        return max(0, self._special + self.before - max(self.length // 2, trained))
+        return max(0, len(self.prefix) + self.before - max(self.length // 2, trained))
 
     @property
     def token_ids(self) -> list[int]:
         stretch = self.document.token_ids[self.stop - self.stretch : self.stop]
         repeated = [token for start in self.starts for token in stretch[start : start + self.layout.segment]]
-        bos = [] if self.bos is None else [self.bos]
-        return [*bos, *stretch[: self.before], *repeated, *stretch[self.before :]]
+        return [*self.prefix, *stretch[: self.before], *repeated, *stretch[self.before :]]
 
     def inputs(self) -> dict[str, Any]:
         return {
             "tokens": token_digest(self.token_ids),
             "layout": [*self.layout, self.late],
             "bos": self.bos,
-            "chunk": most_tokens(self.chunk, self.subject.patch.model.device),
+            "chunk": self.chunk_of_device,
         }
 
     def run(self) -> Generator[int, None, Outcome]:
         with self.slot() as slot:
             scores = yield from token_scores(self.subject.patch, self.token_ids, slot, self.chunk, top=0)
-        segment, before = self.layout.segment, self._special + self.before
+        segment, before = self.layout.segment, len(self.prefix) + self.before
         late = scores.logprobs[before - 1 - self.late : before - 1]
-        again = [self._special + self.before + copy * segment for copy in range(COPIES)]
-        first = [self._special + start for start in self.starts]
+        again = [len(self.prefix) + self.before + copy * segment for copy in range(COPIES)]
+        first = [len(self.prefix) + start for start in self.starts]
         return {
             "nll": -scores.logprobs[-self.layout.tail :],
             "nll_late": -np.concatenate([late, scores.logprobs[-self.layout.tail :]]).mean(keepdims=True),

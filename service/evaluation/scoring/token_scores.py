@@ -242,8 +242,5 @@ def prompt_scores(
     Raises:
         SlotsExhausted: when every slot is taken.
     """
-    slot = patch.slots.acquire(resolved)
-    try:
+    with patch.slots.held(resolved) as slot:
         return (yield from token_scores(patch, token_ids, slot, chunk, top=top, with_next=with_next))
-    finally:
-        patch.slots.release(slot)

@@ -55,7 +55,7 @@ def methods_of(
     return [
         SearchMethod(
             **subject.described(target) | ({} if index else {"label": FOUND}),
-            request={"method": subject.method.method} | subject.method.model_dump(mode="json", exclude_unset=True),
+            request=subject.method.as_request(),
             factors=factors_of(subject.method.at(target), subject.patch.geometry, target),
             search_loss=searched[index],
             held_out=None if losses.held_out is None else _held_out(losses.held_out, index, held_out),

@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 
 from patches import problem
 from service.evaluation.documents import DEFAULT_DOCUMENT
-from service.evaluation.request import Bos, ByLengthRequest, Seed, Tokens
-from service.inputs import TextOrTokens
+from service.evaluation.request import Bos, ByLengthRequest, Documents, Seed, Tokens
 
 
 class SearchRequest(ByLengthRequest):
@@ -23,10 +22,7 @@ class SearchRequest(ByLengthRequest):
         None,
         description="Tokens that the model is to read; 4 times the trained length when absent, or as the text allows.",
     )
-    input: TextOrTokens = Field(
-        DEFAULT_DOCUMENT,
-        description="A text, token ids, a list of either (documents), or the name of a built-in document.",
-    )
+    input: Documents = DEFAULT_DOCUMENT
     windows: Annotated[int, Field(ge=1, le=256)] = Field(4, description="Windows that every candidate reads.")
     held_out: Annotated[int, Field(ge=3, le=1024)] = Field(
         8, description="Windows of later text, on which the best candidate is compared with `methods`."
@@ -55,11 +51,6 @@ class SearchRequest(ByLengthRequest):
     def longest_field(self) -> str:
         """The field that sets the target, also by its default."""
         return "length"
-
-    @property
-    def names_methods(self) -> bool:
-        """True if ``methods`` are from the client."""
-        return "methods" in self.model_fields_set
 
     @classmethod
     def example(cls) -> dict[str, Any]:

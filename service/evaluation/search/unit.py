@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from service.evaluation.documents import Document, token_digest
-from service.evaluation.scoring.chunks import most_tokens
 from service.evaluation.scoring.token_scores import token_nll
-from service.evaluation.unit import Outcome, Unit
+from service.evaluation.unit import Outcome, ScoredUnit
 
 
 def scored_of(length: int) -> int:
@@ -18,7 +17,7 @@ def scored_of(length: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class LateUnit(Unit):
+class LateUnit(ScoredUnit):
     """A window of ``length`` tokens that ends before token ``stop`` of the document.
 
     The outcome: float64 ``nll`` [1], the mean of the last half in nats.
@@ -27,8 +26,6 @@ class LateUnit(Unit):
     kind: ClassVar[str] = "late"
     document: Document
     stop: int
-    bos: int | None
-    chunk: int | None
 
     @property
     def tokens(self) -> int:
@@ -36,14 +33,13 @@ class LateUnit(Unit):
 
     @property
     def token_ids(self) -> list[int]:
-        bos = [] if self.bos is None else [self.bos]
-        return [*bos, *self.document.token_ids[self.stop - self.length + len(bos) : self.stop]]
+        return [*self.prefix, *self.document.token_ids[self.stop - self.length + len(self.prefix) : self.stop]]
 
     def inputs(self) -> dict[str, Any]:
         return {
             "tokens": token_digest(self.token_ids),
             "scored": scored_of(self.length),
-            "chunk": most_tokens(self.chunk, self.subject.patch.model.device),
+            "chunk": self.chunk_of_device,
         }
 
     def run(self) -> Generator[int, None, Outcome]:

@@ -198,8 +198,7 @@ def _with_factor(given: Any, factor: Any) -> Any:
 
 
 def _with_own_factor(method: Any, factor: float) -> Any:
-    fields = method.model_dump(exclude_unset=True) | {"method": method.method}
-    return type(method).model_validate({**fields, "factor": factor})
+    return type(method).model_validate({**method.as_request(), "factor": factor})
 
 
 def _takes_factor(method: Any) -> bool:

@@ -33,6 +33,8 @@ ASIDE, APART = 0.01, 0.3
 """Half the distance of points that share an x, as a part of the axis. Together they take at most ``APART`` of the way
 to the next x."""
 Intervals = Literal["shades", "whiskers", "none"]
+Point = tuple[float, float, Interval | None, str]
+"""x, y, any interval, and the text that hovering adds."""
 
 
 @dataclass(frozen=True)
@@ -49,18 +51,34 @@ class Curve:
     high: Sequence[float] | None = None
     hover: Sequence[str] | None = field(default=None, repr=False)
 
+    @classmethod
+    def through(cls, name: str, points: Sequence[Point], text: Callable[[float], str]) -> Curve:
+        """The curve through ``points``. Hovering shows their intervals too, whose ends ``text`` writes."""
+        ends = [(interval.low, interval.high) if interval else (y, y) for _, y, interval, _ in points]
+        return cls(
+            name,
+            [x for x, *_ in points],
+            [y for _, y, *_ in points],
+            [low for low, _ in ends],
+            [high for _, high in ends],
+            [f"{interval_text(at, text)}{more and f'<br>{more}'}" if at else more for *_, at, more in points],
+        )
+
     @property
     def known(self) -> list[float]:
         """The y values without gaps."""
         return [value for value in self.y if value is not None]
 
     @property
+    def ends(self) -> list[Ends]:
+        """The ends of the intervals, point by point; empty where there are none."""
+        return list(zip(self.low or (), self.high or (), strict=True))
+
+    @property
     def bands(self) -> list[Curve]:
         """Its parts of two points at least that follow one another, each with an interval."""
-        if self.low is None or self.high is None:
-            return []
-        has_interval = [low < high for low, high in zip(self.low, self.high, strict=True)]
-        runs = (list(run) for own, run in groupby(range(len(self.x)), has_interval.__getitem__) if own)
+        has_interval = [low < high for low, high in self.ends]
+        runs = (list(run) for own, run in groupby(range(len(has_interval)), has_interval.__getitem__) if own)
         return [self.points(run) for run in runs if len(run) > 1]
 
     def points(self, kept: Sequence[int]) -> Curve:
@@ -184,13 +202,12 @@ def _ends(figure: go.Figure) -> Ends:
 
 def intervals_that_fit(figure: go.Figure, curves: Sequence[Curve]) -> Intervals:
     """The way to draw the intervals of ``curves`` on the figure's y axis; single points have bars in any case."""
-    lines = [curve for curve in curves if len(curve.x) > 1]
-    ends = [(curve.low, curve.high) for curve in lines if curve.low is not None and curve.high is not None]
+    ends = [curve.ends for curve in curves if len(curve.x) > 1 and curve.ends]
     if len(ends) < 2:
         return "shades"
     low, high = _ends(figure)
     logarithmic = figure.layout.yaxis.type == "log"
-    if leave_room([list(zip(*both, strict=True)) for both in ends], low, high, logarithmic=logarithmic):
+    if leave_room(ends, low, high, logarithmic=logarithmic):
         return "shades"
     are_few = len(curves) <= FEW_LINES and all(len(curve.x) <= FEW_POINTS for curve in curves)
     return "whiskers" if are_few else "none"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any, TypeVar
@@ -20,8 +20,11 @@ COLUMNS = 3
 TITLE_CHARS = {1: 100, 2: 50, 3: 30}
 """Characters in a line of a panel's title, by the number of columns."""
 SEQUENTIAL = "Cividis"
+WRITTEN = 8
+"""Up to this many columns, cells have their numbers in them."""
 MOST_CELLS = 40_000
 """Cells of all heat maps of a figure, at most: more are narrower than a pixel of most screens."""
+Cell = TypeVar("Cell")
 Axes = tuple[dict[str, Any], dict[str, Any]]
 Column = TypeVar("Column")
 Line = TypeVar("Line")
@@ -37,6 +40,21 @@ class Panel:
     z: Sequence[Sequence[float | None]]
     texts: Sequence[Sequence[str]] | None = None
     hover: Sequence[Sequence[str]] | None = None
+
+
+def table_panel(
+    title: str,
+    table: Sequence[Sequence[Cell | None]],
+    value: Callable[[Cell], float],
+    text: Callable[[float], str],
+    hover: Callable[[Cell], str],
+) -> Panel:
+    """A panel of the ``value`` of each cell of ``table`` [lines, columns]."""
+    columns = len(table[0])
+    z = [[None if cell is None else value(cell) for cell in line] for line in table]
+    texts = [["" if number is None else text(number) for number in line] for line in z] if columns <= WRITTEN else None
+    shown = [["" if cell is None else hover(cell) for cell in line] for line in table]
+    return Panel(title, range(columns), range(len(table)), z, texts, shown)
 
 
 def grid(

@@ -29,7 +29,7 @@ def encoding_figure(pairs: Pairs, trained_length: int, name: str, recipe: Recipe
     times the trained length.
     """
     drawn = min(max(length, TIMES_LONGER * trained_length), MOST_TOKENS)
-    if _moves(recipe) and recipe.score_bias is None and not _changed(pairs):
+    if recipe.moves and recipe.score_bias is None and not _changed(pairs):
         return distance_figure(recipe, drawn, trained_length, name)
     return frequency_figure(pairs, trained_length, f"{name} at {length:,} tokens", recipe, drawn)
 
@@ -54,7 +54,7 @@ def frequency_figure(
     figure.update_xaxes(**x, row=1, col=1)
     if recipe is not None and recipe.score_bias is not None:
         add_heads(figure, *bias_of(recipe, length), trained_length, row=2, col=1)
-    elif recipe is not None and _moves(recipe):
+    elif recipe is not None and recipe.moves:
         add_last_token(figure, recipe, length, trained_length, row=2, col=1)
     else:
         _add_stretch(figure, index, before, after)
@@ -82,10 +82,6 @@ def wavelengths_figure(
     add_curves(figure, curves, looks=looks)
     _mark_trained(figure, [plain, *(curve.y for curve in curves)], trained_length, y)
     return figure
-
-
-def _moves(recipe: Recipe) -> bool:
-    return recipe.bands != Recipe(None).bands
 
 
 def _changed(pairs: Pairs) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import plotly.graph_objects as go
 
-from patches import Recipe, ResolvedRecipe
+from patches import ResolvedRecipe
 from service.figures.encodings.frequencies import wavelengths_figure
 from service.figures.encodings.positions import (
     absolute_figure,
@@ -52,7 +52,7 @@ def encoding_pictures(encodings: Encodings, setting: Setting) -> list[Picture]:
     """The pictures of ``encodings`` by their labels: one for all of them where lines share axes, else one each."""
     return [
         *_wavelengths(encodings, setting),
-        *_each(encodings, _moves, _distances, setting),
+        *_each(encodings, lambda one: one.recipe.moves, _distances, setting),
         *_each(encodings, lambda one: one.recipe.score_bias is not None, _bias, setting),
         *_each(encodings, lambda one: one.recipe.relative is not None, _relative, setting),
         *_each(encodings, lambda one: one.recipe.absolute is not None, _absolute, setting),
@@ -75,10 +75,6 @@ def _each(
     setting: Setting,
 ) -> list[Picture]:
     return [draw(label, one, setting) for label, one in encodings.items() if shown(one)]
-
-
-def _moves(one: ResolvedRecipe) -> bool:
-    return one.recipe.bands != Recipe(None).bands
 
 
 def _wavelengths(encodings: Encodings, setting: Setting) -> list[Picture]:

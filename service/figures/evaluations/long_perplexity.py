@@ -10,7 +10,7 @@ from service.evaluation.results import documents_text, name_of
 from service.evaluation.statistics.separation import ratio_note
 from service.figures.drawing.axes import beyond, token_axis, value_axis
 from service.figures.drawing.charts import mark_trained, new_figure, note
-from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
+from service.figures.drawing.curves import INTERVALS, Curve, add_curves
 from service.figures.looks import looks
 from service.figures.picture import Picture, rows_of
 
@@ -59,12 +59,11 @@ def _picture(result: LongPerplexityResult, titles: tuple[str, str, str], value: 
         return None
     title = f"{title}: {result.model}"
     known = [curve.known for curve in curves]
-    ends = [list(zip(curve.low or curve.known, curve.high or curve.known, strict=True)) for curve in curves]
     x = token_axis("context length, tokens", result.lengths, result.trained_length)
     if name == "long-perplexity":
         counts = result.key_tokens()
         x["ticktext"] = [_tick_text(int(length), counts.get(int(length))) for length in x["tickvals"]]
-    y = value_axis(name.replace("-", " "), known, ends)
+    y = value_axis(name.replace("-", " "), known, [curve.ends for curve in curves])
     figure = new_figure(title, subtitle + beyond(known, y))
     last = max(length for curve in curves for length in curve.x)
     figure.update_layout(xaxis=x, yaxis=y, showlegend=True, legend_title_text=f"at {last:,} tokens")
@@ -93,21 +92,9 @@ def _tick_text(length: int, key_tokens: int | None) -> str:
 
 
 def _curve(method: LongMethodResult, result: LongPerplexityResult, value: Value, with_intervals: bool) -> Curve:
-    points = [at for at in method.lengths if value(at) is not None]
-    values = [value(at) or 0.0 for at in points]
-    ends = [
-        (at.interval.low, at.interval.high) if at.interval else (y, y) for at, y in zip(points, values, strict=True)
+    points = [
+        (at.length, y, at.interval if with_intervals else None, f"{at.key_tokens:,} key tokens of {at.tokens_scored:,}")
+        for at in method.lengths
+        if (y := value(at)) is not None
     ]
-    return Curve(
-        name_of(method, result),
-        [at.length for at in points],
-        values,
-        [low for low, _ in ends] if with_intervals else None,
-        [high for _, high in ends] if with_intervals else None,
-        [_hover(at, with_intervals) for at in points],
-    )
-
-
-def _hover(at: LongLengthResult, with_interval: bool) -> str:
-    interval = f"{interval_text(at.interval, short_number)}<br>" if at.interval and with_interval else ""
-    return f"{interval}{at.key_tokens:,} key tokens of {at.tokens_scored:,}"
+    return Curve.through(name_of(method, result), points, short_number)

@@ -9,7 +9,7 @@ from patches import METHODS, from_text, set_apart, to_shorthand
 from service.evaluation.results import EvaluationResult, MethodInResult, Row, Scores, name_of
 from service.figures.drawing.axes import beyond, linear_axis, log_axis, share_axis, spread, value_axis
 from service.figures.drawing.charts import new_figure, note
-from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
+from service.figures.drawing.curves import INTERVALS, Curve, add_curves
 from service.figures.picture import Picture
 
 LEAST = 3
@@ -78,8 +78,7 @@ def _picture(result: EvaluationResult, family: Family, name: str) -> Picture | N
     known = [curve.known for curve in curves]
     title, y, beyond_it = f"{scores.title} by {family.parameter}: {result.model}", share_axis(scores.measure), ""
     if scores.lower_is_better:
-        ends = [list(zip(curve.low or (), curve.high or (), strict=True)) for curve in curves]
-        y = value_axis(scores.measure, known, ends)
+        y = value_axis(scores.measure, known, [curve.ends for curve in curves])
         beyond_it = beyond(known, y)
     figure = new_figure(title, f"{family.others}, all other parameters equal{beyond_it}")
     x = _axis(family.parameter, list(family.members))
@@ -95,15 +94,8 @@ def _picture(result: EvaluationResult, family: Family, name: str) -> Picture | N
 def _curve(scores: Scores, family: Family, length: int) -> Curve:
     """The scores at ``length``, or at this distance, by the value of the parameter."""
     found = [(value, scores.by_method[index].get(length)) for value, index in family.members.items()]
-    points = [(value, score) for value, score in found if score is not None]
-    return Curve(
-        f"{length:,} tokens",
-        [value for value, _ in points],
-        [score.value for _, score in points],
-        [score.interval.low if score.interval else score.value for _, score in points],
-        [score.interval.high if score.interval else score.value for _, score in points],
-        [interval_text(score.interval, scores.text) if score.interval else "" for _, score in points],
-    )
+    points = [(value, score.value, score.interval, "") for value, score in found if score is not None]
+    return Curve.through(f"{length:,} tokens", points, scores.text)
 
 
 def _axis(title: str, values: Sequence[float]) -> dict[str, Any]:

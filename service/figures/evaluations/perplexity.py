@@ -12,7 +12,7 @@ from service.evaluation.statistics.nll import LengthResult
 from service.evaluation.statistics.separation import ratio_note
 from service.figures.drawing.axes import beyond, token_axis, value_axis
 from service.figures.drawing.charts import mark_trained, new_figure, note
-from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
+from service.figures.drawing.curves import INTERVALS, Curve, add_curves
 from service.figures.drawing.style import TIMES
 from service.figures.evaluations.nll import nll_by_position
 from service.figures.looks import looks
@@ -32,7 +32,7 @@ def perplexity_picture(result: PerplexityResult) -> Picture:
     title = f"Perplexity by context length: {result.model}"
     curves = [_curve(method, result) for method in result.methods]
     known = [curve.known for curve in curves]
-    y = value_axis("perplexity", known, [[_interval(at) for at in method.lengths] for method in result.methods])
+    y = value_axis("perplexity", known, [curve.ends for curve in curves])
     subtitle = f"{result.protocol_note()} protocol · {documents_text(result.documents)}{beyond(known, y)}"
     figure = new_figure(title, subtitle)
     x = token_axis("context length, tokens", result.lengths, result.trained_length)
@@ -52,28 +52,12 @@ def perplexity_picture(result: PerplexityResult) -> Picture:
 
 
 def _curve(method: MethodResult, result: PerplexityResult) -> Curve:
-    ends = [_interval(at) for at in method.lengths]
-    return Curve(
-        name=name_of(method, result),
-        x=[at.length for at in method.lengths],
-        y=[at.perplexity for at in method.lengths],
-        low=[low for low, _ in ends],
-        high=[high for _, high in ends],
-        hover=[_hover(at) for at in method.lengths],
-    )
+    points = [(at.length, at.perplexity, at.interval, _hover(at)) for at in method.lengths]
+    return Curve.through(name_of(method, result), points, short_number)
 
 
 def _hover(at: LengthResult) -> str:
-    interval = f"{interval_text(at.interval, short_number)}<br>" if at.interval else ""
-    return (
-        f"{interval}{at.bits_per_byte:.4f} bits per byte<br>{at.tokens_scored:,} tokens in "
-        f"{counted(at.windows, 'window')}"
-    )
-
-
-def _interval(at: LengthResult) -> tuple[float, float]:
-    """Low and high; the value itself where there is no interval."""
-    return (at.interval.low, at.interval.high) if at.interval else (at.perplexity, at.perplexity)
+    return f"{at.bits_per_byte:.4f} bits per byte<br>{at.tokens_scored:,} tokens in {counted(at.windows, 'window')}"
 
 
 def _length_ticks(result: PerplexityResult) -> list[int]:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from service.evaluation.formatting import counted, percent
-from service.evaluation.probe.results import Attention, DistanceBucket, HeadAttention, ProbeResult
+from service.evaluation.probe.results import Attention, Copying, DistanceBucket, HeadAttention, ProbeResult
 from service.evaluation.results import Row, documents_text, name_of
 from service.figures.drawing.axes import linear_axis, log_axis, share_axis, spread, thinned, token_axis
 from service.figures.drawing.charts import labels, mark_trained, new_figure, note, room_for
-from service.figures.drawing.curves import INTERVALS, Curve, add_curves, curve_traces, interval_text
+from service.figures.drawing.curves import INTERVALS, Curve, add_curves, curve_traces
 from service.figures.drawing.panels import COLUMNS, grid, place
 from service.figures.drawing.style import line_style
 from service.figures.evaluations.nll import nll_by_position
@@ -97,17 +97,10 @@ def copying_picture(result: ProbeResult) -> Picture:
     add_curves(
         figure,
         [
-            Curve(
+            Curve.through(
                 name_of(method, result),
-                [at.distance for at in method.copying],
-                [at.accuracy for at in method.copying],
-                [at.interval.low for at in method.copying],
-                [at.interval.high for at in method.copying],
-                [
-                    f"{interval_text(at.interval, percent)}<br>without anything to copy {percent(at.accuracy_first)}"
-                    f"<br>NLL {at.nll_mean:.4g} nats per token, first time {at.nll_first:.4g}<br>{at.tokens:,} tokens"
-                    for at in method.copying
-                ],
+                [(at.distance, at.accuracy, at.interval, _copying_hover(at)) for at in method.copying],
+                percent,
             )
             for method in result.methods
         ],
@@ -131,6 +124,13 @@ def copying_picture(result: ProbeResult) -> Picture:
     ]
     caption = f"A model that copies attends to the earlier position of the same tokens. {INTERVALS}"
     return Picture("copying", title, figure, rows, caption)
+
+
+def _copying_hover(at: Copying) -> str:
+    return (
+        f"without anything to copy {percent(at.accuracy_first)}<br>NLL {at.nll_mean:.4g} nats per token, "
+        f"first time {at.nll_first:.4g}<br>{at.tokens:,} tokens"
+    )
 
 
 def _at(measured: Sequence[Attention], length: int) -> list[DistanceBucket]:

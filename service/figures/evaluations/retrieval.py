@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import plotly.graph_objects as go
+
 from service.evaluation.formatting import counted, percent
-from service.evaluation.results import documents_text, name_of
-from service.evaluation.retrieval.results import Averages, DepthResult, DepthScore, LengthScore
+from service.evaluation.results import Row, documents_text, name_of
+from service.evaluation.retrieval.results import Averages, DepthResult, DepthScore
+from service.evaluation.ruler.results import RulerResult
 from service.figures.drawing.axes import category_axis, linear_axis, percent_bar, share_axis, token_axis
 from service.figures.drawing.charts import mark_trained, new_figure, note
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
-from service.figures.drawing.panels import Axes, Panel, cells_drawn, heat_maps
+from service.figures.drawing.panels import WRITTEN, Axes, cells_drawn, heat_maps, table_panel
 from service.figures.looks import looks
 from service.figures.picture import Picture, rows_of
 
-WRITTEN = 8
-"""Up to this many lengths, cells have their numbers in them."""
 NOTHING_FOUND = "nothing was found at any length: shown is how likely the right answer was"
 
 
@@ -105,28 +106,22 @@ def score_picture(result: DepthResult) -> Picture:
     figure = new_figure(title, f"share found over all depths · {_asked(result)}")
     figure.update_layout(xaxis=x, yaxis=share_axis("share found"))
     mark_trained(figure, result.trained_length, x)
-    add_curves(
-        figure,
-        [score_curve(name_of(method, result), method.lengths) for method in result.methods],
-        looks=looks(result.names()),
-    )
-    scores = [(name_of(method, result), at) for method in result.methods for at in method.lengths]
-    rows = rows_of(method=[name for name, _ in scores], length=[at.length for _, at in scores])
-    rows = [row | at.row() for row, (_, at) in zip(rows, scores, strict=True)]
+    rows = add_scores(figure, result)
     caption = " ".join([f"Over all depths. {INTERVALS}", *result.cautions()])
     return Picture("retrieval-by-length", title, figure, rows, caption)
 
 
-def score_curve(name: str, scores: Sequence[LengthScore]) -> Curve:
-    """A score by length with its intervals."""
-    return Curve(
-        name,
-        [at.length for at in scores],
-        [at.score for at in scores],
-        [at.interval.low for at in scores],
-        [at.interval.high for at in scores],
-        [f"{interval_text(at.interval, percent)}<br>{counted(at.samples, 'sample')}" for at in scores],
-    )
+def add_scores(figure: go.Figure, result: DepthResult | RulerResult) -> list[Row]:
+    """Add a line per method: scores by length with Wilson's intervals. Return the same as rows."""
+    by_name = [(name_of(method, result), method.lengths) for method in result.methods]
+    curves = [
+        Curve.through(
+            name, [(at.length, at.score, at.interval, counted(at.samples, "sample")) for at in scores], percent
+        )
+        for name, scores in by_name
+    ]
+    add_curves(figure, curves, looks=looks(result.names()))
+    return [{"method": name, "length": at.length, **at.row()} for name, scores in by_name for at in scores]
 
 
 def answer_by_length(result: DepthResult, why: str) -> Picture:
@@ -168,19 +163,8 @@ def _heat_picture(result: DepthResult, measure: Measure, why: str = "") -> Pictu
     panels = []
     for method in result.methods:
         cells = {(cell.length, cell.depth): cell for cell in method.cells}
-        grid = [[cells.get((length, depth)) for length in lengths] for depth in depths]
-        panels.append(
-            Panel(
-                name_of(method, result),
-                range(len(lengths)),
-                range(len(depths)),
-                [[measure.value(cell) if cell else None for cell in line] for line in grid],
-                [[measure.text(measure.value(cell)) if cell else "" for cell in line] for line in grid]
-                if len(lengths) <= WRITTEN
-                else None,
-                [[_hover(cell) for cell in line] for line in grid],
-            )
-        )
+        table = [[cells.get((length, depth)) for length in lengths] for depth in depths]
+        panels.append(table_panel(name_of(method, result), table, measure.value, measure.text, _hover))
     height = max(180, min(30 * len(depths), 480))
     titles = measure.title, measure.subtitle
     figure = heat_maps(panels, titles, _axes(lengths, depths), measure.colours, panel_height=height)
@@ -214,9 +198,7 @@ def thin_labels(labels: Sequence[str], most: int) -> list[str]:
     return [text if index % every == last else "" for index, text in enumerate(labels)]
 
 
-def _hover(cell: DepthScore | None) -> str:
-    if cell is None:
-        return ""
+def _hover(cell: DepthScore) -> str:
     return (
         f"{cell.length:,} tokens, depth {percent(cell.depth)}: {percent(cell.score)} found"
         f"<br>{interval_text(cell.interval, percent)}, {counted(cell.samples, 'sample')}"

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from service.evaluation.formatting import counted, percent
 from service.evaluation.results import Row, name_of
-from service.evaluation.ruler.results import RulerMethod, RulerResult, TaskName, TaskScore
+from service.evaluation.ruler.results import RulerMethod, RulerResult, TaskScore
 from service.figures.drawing.axes import category_axis, log_axis, percent_bar, share_axis, token_axis
 from service.figures.drawing.bars import Bar, add_bars
 from service.figures.drawing.charts import mark_trained, new_figure, note
-from service.figures.drawing.curves import INTERVALS, add_curves
-from service.figures.drawing.panels import Panel, cells_drawn, heat_maps
+from service.figures.drawing.curves import INTERVALS
+from service.figures.drawing.panels import WRITTEN, cells_drawn, heat_maps, table_panel
 from service.figures.drawing.style import FAINT
 from service.figures.evaluations.retrieval import (
     ANSWER,
     NOTHING_FOUND,
-    WRITTEN,
+    add_scores,
     answer_colours,
     found_anything,
-    score_curve,
     thin_labels,
 )
 from service.figures.looks import looks
@@ -45,15 +44,9 @@ def score_picture(result: RulerResult) -> Picture:
         text=f"threshold {percent(result.threshold)}", font={"size": 11, "color": FAINT},
     )  # fmt: skip
     mark_trained(figure, result.trained_length, x)
-    add_curves(
-        figure,
-        [score_curve(name_of(method, result), method.lengths) for method in result.methods],
-        looks=looks(result.names()),
-    )
-    scores = [(name_of(method, result), at) for method in result.methods for at in method.lengths]
-    if not found_anything([at for _, at in scores]):
+    rows = add_scores(figure, result)
+    if not found_anything([at for method in result.methods for at in method.lengths]):
         note(figure, "nothing was found at any length")
-    rows: list[Row] = [{"method": name, "length": at.length, **at.row()} for name, at in scores]
     caption = (
         "Average over all tasks. A length is effective while the average there and at every shorter length is above "
         f"the threshold. {INTERVALS}"
@@ -87,7 +80,14 @@ def task_picture(result: RulerResult) -> Picture:
     if not scored:
         title = f"NLL of the expected answer by task and length: {result.model}"
     lengths, tasks = cells_drawn(result.lengths, result.tasks, len(result.methods))
-    panels = [_task_panel(method, result, lengths, tasks, scored) for method in result.methods]
+    text = percent if scored else "{:.2f}".format
+    panels = []
+    for method in result.methods:
+        found = {(at.task, at.length): at for at in method.tasks}
+        table = [[found.get((task, length)) for length in lengths] for task in tasks]
+        panels.append(
+            table_panel(name_of(method, result), table, lambda at: at.score if scored else at.answer_nll, text, _hover)
+        )
     axes = (
         category_axis("length, tokens", thin_labels([f"{length:,}" for length in lengths], WRITTEN)),
         category_axis("", tasks, reverse=True),
@@ -109,26 +109,7 @@ def task_picture(result: RulerResult) -> Picture:
     return Picture("ruler-tasks", title, figure, rows, caption)
 
 
-def _task_panel(
-    method: RulerMethod, result: RulerResult, lengths: Sequence[int], tasks: Sequence[TaskName], scored: bool
-) -> Panel:
-    found = {(at.task, at.length): at for at in method.tasks}
-    grid = [[found.get((task, length)) for length in lengths] for task in tasks]
-    return Panel(
-        name_of(method, result),
-        range(len(lengths)),
-        range(len(tasks)),
-        [[(at.score if scored else at.answer_nll) if at else None for at in line] for line in grid],
-        [[(percent(at.score) if scored else f"{at.answer_nll:.2f}") if at else "" for at in line] for line in grid]
-        if len(lengths) <= WRITTEN
-        else None,
-        [[_task_hover(at) for at in line] for line in grid],
-    )
-
-
-def _task_hover(at: TaskScore | None) -> str:
-    if at is None:
-        return ""
+def _hover(at: TaskScore) -> str:
     return (
         f"{at.task} at {at.length:,} tokens: {percent(at.score)}, {counted(at.samples, 'sample')}"
         f"<br>NLL of the answer {at.answer_nll:.4g} nats per token"

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, mode
 
 from patches import problem
 from service.api.openai.answers import ChatToken
-from service.api.openai.body import NOT_USED, Body, StoredBody
+from service.api.openai.body import NOT_USED, Body, StoredBody, text_in, type_of
 from service.api.openai.messages import MOST_MESSAGES
 from service.api.openai.tools.schemas import MOST_ARGUMENTS, read_arguments
 from service.inputs import text_or_list
@@ -38,10 +38,6 @@ class InputPart(Body):
 Content = Annotated[Annotated[str, Tag("one")] | Annotated[list[InputPart], Tag("several")], text_or_list("parts")]
 
 
-def _text(content: str | list[InputPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
 class InputMessage(InputItem):
     """A message, also one of an earlier answer."""
 
@@ -53,7 +49,7 @@ class InputMessage(InputItem):
 
     def for_template(self) -> dict[str, Any]:
         """The message for chat templates."""
-        return {"role": self.role, "content": _text(self.content)}
+        return {"role": self.role, "content": text_in(self.content)}
 
 
 class FunctionCall(InputItem):
@@ -85,7 +81,7 @@ class FunctionCallOutput(InputItem):
 
     def for_template(self) -> dict[str, Any]:
         """The result for chat templates."""
-        return {"role": "tool", "tool_call_id": self.call_id, "content": _text(self.output)}
+        return {"role": "tool", "tool_call_id": self.call_id, "content": text_in(self.output)}
 
 
 class ReasoningText(Body):
@@ -116,8 +112,7 @@ KINDS = {
 
 
 def _kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return KINDS.get(str(kind), "a_message")
+    return KINDS.get(type_of(value), "a_message")
 
 
 def _known(value: Any) -> Any:

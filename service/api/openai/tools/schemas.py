@@ -9,7 +9,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from patches import not_json, problem
 from service.api.generation.structure import STRICT, Schema
-from service.api.openai.body import NOT_USED, Body, CacheControl
+from service.api.openai.body import NOT_USED, Body, CacheControl, type_of
 from service.inputs import matching
 
 MOST_TOOLS = 128
@@ -119,8 +119,7 @@ def _kind(value: Any) -> str | None:
         return "one"
     if not isinstance(value, dict | BaseModel):
         return None
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "allowed" if kind == "allowed_tools" else "several"
+    return "allowed" if type_of(value) == "allowed_tools" else "several"
 
 
 _BY_KIND = Discriminator(
