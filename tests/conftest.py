@@ -13,6 +13,7 @@ from typing import Any
 import certifi
 import httpx
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from service.machine.heap import frozen
@@ -35,6 +36,11 @@ LONG = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", metavar="FOLDER", help="folder for pictures of the page at /ui")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Servers on threads log while other tests run. A stream that one of them captures closes at its end."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
 
 
 def pytest_xdist_setupnodes(specs: list[Any]) -> None:
