@@ -47,7 +47,7 @@ async def answer(body: EvaluationRequest, request: Request, key: str | None) -> 
     """Run one evaluation for one request, or queue it under the idempotency key ``key``."""
     if body.background:
         return await submit(body, request, key)
-    as_csv = _is_for_csv(request.headers.get("accept", ""), stream=body.stream)
+    as_csv = _is_for_csv(",".join(request.headers.getlist("accept")), stream=body.stream)
     if key is not None:
         message = "Idempotency-Key: names a job: send it with background, or to /jobs; here nothing is kept under it"
         raise bad_request(message, "Idempotency-Key")

@@ -90,6 +90,13 @@ def given(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def job_path(job_id: str, *rest: str) -> str:
+    """The path of a job, or of what is below it.
+
+    Raises:
+        RopewayError: for an id of dots alone, which leads elsewhere.
+    """
+    if not job_id.strip("."):
+        raise RopewayError(f"job: {job_id!r} is no id of a job", param="job")
     return "/".join(("/jobs", quote(job_id, safe=""), *rest))
 
 

@@ -207,6 +207,7 @@ class RopewayDemoModel(RopewayDemoPreTrainedModel, LlamaModel):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
+        cache = kwargs.pop("past_key_values", cache)  # its name before transformers 5.24
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids) * self.embed_scale
         if self.embed_positions is not None:

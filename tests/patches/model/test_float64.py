@@ -25,7 +25,7 @@ read at another position, because tables are float32."""
 NOT_IN_FLOAT64 = {"mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "xglm"}
 """transformers' own forward refuses float64: grouped products of experts, a mask."""
 
-SOFTMAX_IN_FLOAT32 = {"gptj", "codegen", "gpt_neo", "bloom", "mpt"}
+SOFTMAX_IN_FLOAT32 = {"gpt_neo", "bloom", "mpt"}
 CARRIED = [name for name in (*FAMILIES, *OTHER_FAMILIES) if name not in NOT_IN_FLOAT64]
 
 

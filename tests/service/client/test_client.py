@@ -125,7 +125,7 @@ class TestStream:
         assert isinstance(next(events), TextDelta)
         events.close()
         wait_for(lambda: aborted(server) == before + 1)
-        assert ropeway.health().models["tiny"]["running"] == 0
+        wait_for(lambda: ropeway.health().models["tiny"]["running"] == 0)
 
     def test_an_error_after_the_first_tokens_is_raised_and_not_tried_again(
         self, ropeway: Ropeway, monkeypatch: pytest.MonkeyPatch
@@ -389,6 +389,8 @@ def test_ids_stay_within_their_part_of_the_path() -> None:
         for ask in (client.job, client.cancel, client.resume, client.units, client.forget, client.result):
             with pytest.raises(RopewayError):
                 ask("../a#1")
+            with pytest.raises(RopewayError, match="is no id of a job"):
+                ask("..")
         with pytest.raises(RopewayError):
             next(iter(client.follow("../a#1")))
     assert all(re.match(r"/jobs/\.\.%2Fa%231([/?]|$)", path) for path in seen)

@@ -19,7 +19,7 @@ TOLERANCE = 2e-5
 LENGTHS = [90, 33, 1, 64]
 """Past the trained 64, short of it, a single token, and the trained length itself."""
 
-WITHOUT_SDPA = {"gptj", "codegen", "gpt_neo", "bloom", "mpt", "xglm"}
+WITHOUT_SDPA = {"gpt_neo", "bloom", "mpt", "xglm"}
 """transformers has only the softmax in the open for them; ours is a fused kernel, so equal up to rounding."""
 
 NOT_TO_THE_BIT = {*WITHOUT_SDPA, "falcon"}

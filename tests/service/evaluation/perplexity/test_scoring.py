@@ -270,6 +270,14 @@ def test_the_client_weighs_csv_against_json(client: httpx.Client, accept: str, k
     assert answer.headers["content-type"].split(";")[0] == kind
 
 
+def test_lines_of_a_header_are_one_list(client: httpx.Client) -> None:
+    lines = [("accept", "application/json;q=0.1"), ("accept", "text/csv")]
+    sent = httpx.Request(
+        "POST", client.base_url.join("/perplexity"), headers=lines, json={"input": TEXT, "lengths": [64]}
+    )
+    assert client.send(sent).headers["content-type"].startswith("text/csv")
+
+
 @pytest.mark.parametrize("accept", ["text/csv", "text/csv, application/json", "text/csv, text/event-stream;q=0.5"])
 def test_csv_does_not_stream(client: httpx.Client, accept: str) -> None:
     body = {"input": TEXT, "lengths": [64], "stream": True}

@@ -142,10 +142,10 @@ function named(asked: Asked, listed: Job[], id: string, name: string): Partial<A
   return { names: after.names, baseline: baseline.endsWith(before) ? baseline.slice(0, -before.length) + now : baseline };
 }
 
-/** What stays of `asked` when other jobs are compared. */
+/** What stays of `asked` when other jobs are compared. With them, names that the server gives may change, and so a baseline. */
 export function withJobs(asked: Asked, compare: string[]): Asked {
   const names = asked.names.filter((one) => compare.some((id) => one.startsWith(`${id}=`)));
-  return { compare, names, baseline: asked.compare.every((id) => compare.includes(id)) ? asked.baseline : "" };
+  return { compare, names, baseline: "" };
 }
 
 function pathOf(ids: string[], file: string, options: Record<string, string> = {}): string {
