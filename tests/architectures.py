@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +16,8 @@ import transformers
 from tqdm import tqdm
 
 from tests.field import children
-from tests.field.configurations import TYPES, VARIANTS
-from tests.field.measurement import RESULTS, Row
+from tests.field.configurations import TYPES, VARIANTS, WITH_IMAGES
+from tests.field.measurement import RESULTS, Result, Row
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "architectures.md"
 
@@ -69,6 +70,13 @@ against the specification. These are `gemma3`, `gemma4`, `gemma4_unified`, `glm5
 encodings apply to it. `qwen2_5_vl`, `qwen3_vl` and `qwen3_5` are tested under a declared YaRN too.
 """
 
+WITH_IMAGES_HEAD = """
+## Text of types with images
+
+These types are built by `AutoModelForImageTextToText` only. A server drops the parts that no text reaches. The text is
+measured as above.
+"""
+
 FACTS = ("positions", "where", "table", "default", "engine")
 
 
@@ -84,25 +92,40 @@ def line(row: Row) -> str:
 
 def document(measured: Sequence[Row]) -> str:
     """The whole page."""
-    by_result = {result: [row for row in measured if row.result == result] for result in RESULTS}
-    found = {result: rows for result, rows in by_result.items() if rows}
+    found = _by_result([row for row in measured if row.name not in WITH_IMAGES])
     parts = [HEAD.format(version=transformers.__version__)]
     for result, rows in found.items():
         parts += [f"| {result} | {sum(row.name in TYPES for row in rows)} | {MEANINGS[result]} |\n"]
     for result, rows in found.items():
-        head = ["type", *(FACTS if result.startswith("carried") else ()), *(("reason",) if result != "carried" else ())]
-        parts += [f"\n## {result.capitalize()}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}\n"]
-        parts += [f"{line(row)}\n" for row in sorted(rows, key=lambda row: row.name)]
-        parts += [NOTES] if result == "carried" else []
+        parts += [f"\n## {result.capitalize()}\n", *_table(result, rows), *([NOTES] if result == "carried" else [])]
+    if images := _by_result([row for row in measured if row.name in WITH_IMAGES]):
+        unmeasured = images.pop("cannot be built", [])
+        parts += [WITH_IMAGES_HEAD]
+        for result, rows in images.items():
+            parts += [f"\n### {result.capitalize()}\n", *_table(result, rows)]
+        names = ", ".join(sorted(f"`{row.name}`" for row in unmeasured))
+        listed = textwrap.fill(f"No small model of these reads text alone: {names}.", 119, break_on_hyphens=False)
+        parts += [f"\n### Not measured\n\n{listed}\n"]
     return "".join(parts)
+
+
+def _by_result(measured: Sequence[Row]) -> dict[Result, list[Row]]:
+    by_result = {result: [row for row in measured if row.result == result] for result in RESULTS}
+    return {result: rows for result, rows in by_result.items() if rows}
+
+
+def _table(result: Result, rows: Sequence[Row]) -> list[str]:
+    head = ["type", *(FACTS if result.startswith("carried") else ()), *(("reason",) if result != "carried" else ())]
+    lines = [f"{line(row)}\n" for row in sorted(rows, key=lambda row: row.name)]
+    return [f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}\n", *lines]
 
 
 def lines_of(page: str) -> dict[str, str]:
     """Type -> its section and line in a page."""
     found, section = {}, ""
     for entry in page.splitlines():
-        if entry.startswith("## "):
-            section = entry.removeprefix("## ")
+        if entry.startswith(("## ", "### ")):
+            section = entry.lstrip("# ")
         elif entry.startswith("| `"):
             found[entry.split("`")[1]] = f"{section} {entry}"
     return found
@@ -116,7 +139,7 @@ def changes(before: str, after: str) -> list[str]:
 
 
 def main(names: list[str]) -> int:
-    chosen = names or [*TYPES, *VARIANTS]
+    chosen = names or [*TYPES, *VARIANTS, *WITH_IMAGES]
     progress = tqdm(children.rows(chosen, processes=os.cpu_count() or 1), total=len(chosen), unit="type")
     measured = []
     for row in progress:

@@ -12,12 +12,18 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from tests.models import randomise
 
 TYPES: tuple[str, ...] = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 """Every type that ``AutoModelForCausalLM`` builds."""
+
+WITH_IMAGES = tuple(name for name in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if name not in TYPES)
+"""Types that only ``AutoModelForImageTextToText`` builds."""
 
 VOCAB_SIZE, TRAINED_LENGTH, WINDOW, HEAD_DIM = 128, 64, 24, 16
 
@@ -117,6 +123,19 @@ _INDEXER = {
     "indexer_compress_ratio": 4,
 }
 
+_SECTIONS = {
+    "ernie4_5_vl_moe_text": (3, 3, 2),
+    **dict.fromkeys(("glm4v_moe_text", "hy_v4_vl_text"), (2, 1, 1)),
+    **dict.fromkeys(
+        (
+            *("cosmos3_edge_text", "glm4v_text", "glm_ocr_text", "paddleocr_vl_text"),
+            *("qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text"),
+        ),
+        (2, 3, 3),
+    ),
+}
+"""Type of a language model -> pairs of each plane of its positions (M-RoPE), for heads as small as these."""
+
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "blt": {"encoder_hash_byte_group_vocab": 64},
     "bamba": {"attn_layer_indices": [1]},
@@ -146,6 +165,16 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "glm5_next_text": {"index_topk": 8, "index_kpool": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "inkling2_loop_text": {
+        "num_hidden_layers": 4,
+        "layer_types": ["hybrid_sliding", "hybrid"] * 2,
+        "mlp_layer_types": ["sparse"] * 4,
+        "loop_layer_index_start": 2,
+        "loop_layer_index_end": 4,
+        "n_layers_per_attn_res_block": 2,
+    },
+    "granite_docling_vision": {"out_hidden_size": 64},
+    "inkling2_vision": {"text_hidden_size": 64},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -157,6 +186,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "index_n_heads": 2,
         "index_topk_blocks": 2,
     },
+    "qwen2_vl_vision": {"depth": 2, "embed_dim": 64, "hidden_size": 64, "num_heads": 4},
     "qwen4_exp_text": _INDEXER,
     "reformer": {
         "is_decoder": True,
@@ -188,6 +218,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 """Name -> type and fields: published models of a type that differ in their attention from its default."""
 
 CANNOT_BE_BUILT = {
+    **dict.fromkeys(("kosmos-2", "kosmos-2.5"), "its small form has a gigabyte of weights"),
     "gemma3n": "its vision part needs timm; its text part is gemma3n_text",
     "gemma4_assistant": "it drafts for another model and reads the keys and values of that model",
     "gemma4_unified_assistant": "it drafts for another model and reads the keys and values of that model",
@@ -239,6 +270,8 @@ def shrunk(config: PreTrainedConfig, overrides: Mapping[str, Any] | None = None)
             small["head_dim"] = SIZES["qk_rope_head_dim"]
     if fields.get("rope_parameters"):
         small["rope_parameters"] = _short(fields["rope_parameters"])
+        if sections := _SECTIONS.get(config.model_type):
+            small["rope_parameters"]["mrope_section"] = list(sections)
     small |= {name: _TOKEN_IDS[name] for name in _TOKEN_IDS if name in fields}
     small |= _layers(fields, small)
     parts = {name: shrunk(getattr(config, name)) for name in config.sub_configs if getattr(config, name) is not None}

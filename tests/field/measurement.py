@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from patches import Patched, UnsupportedModel, parse, patched
 from service.engine.request import SamplingParams
 from service.evaluation.scoring.token_scores import TokenScores, prompt_scores
 from service.models.checkpoint.loading import ModelLoadError, load
+from service.models.checkpoint.text_model import class_for
 from service.models.registry import ModelRegistry, ServedModel
 from service.settings import Settings
 from tests.field.configurations import VARIANTS, CannotBeBuilt, tiny_config, tiny_model
@@ -121,7 +121,9 @@ class Expected:
         """
         config = copy.deepcopy(self.model.config)
         text = config.get_text_config()
-        parameters = getattr(text, "rope_parameters", None) or {}
+        # Mistral 4 scales its scores by the ``mscale`` of YaRN, under any scaling that is declared.
+        own = getattr(text, "rope_parameters", None) or {}
+        parameters = {name: value for name, value in own.items() if "mscale" not in name}
         entries = {"rope_type": fields["method"], "factor": fields["factor"]}
         if "rope_theta" in parameters:
             text.rope_parameters = parameters | entries
@@ -154,7 +156,8 @@ class Expected:
 
 
 def _plain(folder: Path, config: PreTrainedConfig | None = None) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+    kind = class_for(config or AutoConfig.from_pretrained(folder))
+    model: PreTrainedModel = kind.from_pretrained(folder, config=config, dtype=torch.float32)
     return model.eval()
 
 
