@@ -14,8 +14,8 @@ from service.settings import Settings
 
 BUILDER = "service.scale.deployment:build"
 
-SECRET = ("database_url", "shared_url", "api_keys")
-"""Settings that replicas read from the environment of their node and no file repeats."""
+SECRET = ("database_url", "shared_url", "api_keys", "otel_endpoint")
+"""Settings that may hold a password. Replicas read them from the environment of their node; no file repeats them."""
 
 OF_SERVE = ("host", "port", "replicas", "min_replicas", "max_replicas", "target_ongoing_requests", "affinity_slack")
 """Settings that only Serve follows. They are no arguments of replicas, which would restart for another number."""

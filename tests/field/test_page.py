@@ -8,6 +8,7 @@ import time
 import pytest
 import transformers
 
+from patches.model.architectures.table import ARCHITECTURES
 from tests.architectures import FILE, HEAD, MEANINGS, NOTES, changes, document, line, lines_of
 from tests.field.children import rows
 from tests.field.configurations import TYPES, VARIANTS, WITH_IMAGES
@@ -34,6 +35,11 @@ def test_every_type_has_a_row_and_none_is_wrong() -> None:
 def test_the_head_is_what_the_command_writes() -> None:
     assert PAGE.startswith(HEAD.format(version=transformers.__version__))
     assert NOTES in PAGE
+
+
+@of_this_version
+def test_types_with_an_entry_are_carried() -> None:
+    assert not [name for name in ARCHITECTURES if not lines_of(PAGE).get(name, "Carried").startswith("Carried")]
 
 
 def test_the_counts_are_those_of_the_rows() -> None:

@@ -154,7 +154,9 @@ def _refuse_attention_that_does_not_dispatch(model: nn.Module) -> None:
     config = text_config(model)
     parts = (part for part in model.modules() if hasattr(part, "_can_set_attn_implementation"))
     if not dispatches(next((part for part in parts if getattr(part, "config", None) is config), model)):
-        raise UnsupportedModel("its attention does not dispatch by name, so no attention can be put in its place")
+        raise UnsupportedModel(
+            "its attention does not dispatch by name, and has no entry in patches/model/architectures"
+        )
 
 
 def refuse_other_frequencies(table: RotaryTable, native: ResolvedRecipe) -> None:

@@ -33,13 +33,16 @@ def block(language: str) -> str:
 def refused(path: Path) -> Iterator[tuple[int, str]]:
     """(status, code) of every refusal whose code is a literal in a source file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
-        if name not in ("ApiError", "OtherSetup", "bad_request"):
+        name = getattr(node.func, "id", ast.unparse(node.func)) if isinstance(node, ast.Call) else ""
+        if name not in ("ApiError", "OtherSetup", "bad_request", "super().__init__"):
             continue
         assert isinstance(node, ast.Call)
-        given = [keyword.value for keyword in node.keywords if keyword.arg == "code"] + node.args[2:3]
+        given = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
+        given += [] if name.startswith("super") else node.args[2:3]
+        if not given:
+            continue
         status = ast.Constant(400) if name == "bad_request" else node.args[0]
-        if given and isinstance(given[0], ast.Constant) and isinstance(status, ast.Constant):
+        if isinstance(given[0], ast.Constant) and isinstance(status, ast.Constant):
             yield int(str(status.value)), str(given[0].value)
 
 

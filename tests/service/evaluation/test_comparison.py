@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,14 +11,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from service.api.jobs.comparison import MOST
 from service.evaluation.comparison import comparing
-from service.evaluation.comparison.checks import Named, NotComparable
+from service.evaluation.comparison.checks import COMPARABLE, Named, NotComparable
 from service.evaluation.comparison.results import Change, ComparisonResult
 from service.evaluation.results import DocumentInfo, Interval, Partial
 from service.evaluation.retrieval.results import DepthMethod, DepthScore, LengthScore, PasskeyResult, SampleResult
 from service.evaluation.retrieval.scores import averages
 from service.evaluation.setup import ModelSetup, Setup
 from service.reports.html import facts_of
+from tests.conftest import ROOT
 from tests.service.figures import measured
 from tests.service.results import result_of
 
@@ -346,3 +349,10 @@ class TestRefusals:
         for results, why in cases:
             with pytest.raises(NotComparable, match=why):
                 compared(results)
+
+
+def test_the_page_has_the_same_limits() -> None:
+    source = (ROOT / "service/ui/source/src/jobs/Comparison.tsx").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"COMPARABLE = \[(.*)\];", source)
+    assert tuple(re.findall(r'"(\w+)"', listed)) == COMPARABLE, "then: make page"
+    assert re.findall(r"MOST_COMPARED = (\d+);", source) == [str(MOST)]

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 from service.cli.commands import app
 from service.scale import autoscaling, private_names
-from service.scale.cluster import SECRET, settings_on_node
+from service.scale.cluster import SECRET, as_yaml, serve_config, settings_on_node
 from service.scale.options import InvalidScale
 from service.settings import Settings
 from tests.conftest import ROOT
@@ -336,6 +336,16 @@ def test_a_folder_for_ray_that_takes_no_files_is_one_line(
     assert result.exit_code == 1
     assert f"error: RAY_TMPDIR: {str(folder)!r} must be a folder that takes files: " in result.stderr.replace("\n", " ")
     assert "Traceback" not in result.output
+
+
+def test_no_setting_with_a_password_is_printed() -> None:
+    """An address may hold one; so may a setting that is yet to come."""
+    addresses = [name for name in Settings.model_fields if name.endswith(("_url", "_endpoint", "_keys"))]
+    assert set(addresses) == set(SECRET)
+    given = {name: "https://user:hunter2@host:4318" for name in addresses if name != "database_url"}
+    given["database_url"] = "postgresql://user:hunter2@host/jobs"
+    settings = Settings(_env_file=None, model="/models/llama", device="cpu", replicas=2, **given)
+    assert "hunter2" not in as_yaml(serve_config(settings))
 
 
 def test_the_guide_gives_replicas_every_secret() -> None:

@@ -14,15 +14,12 @@ import pytest
 from fastapi import FastAPI
 
 from service.api.jobs.comparison import MOST
-from service.evaluation.comparison.checks import COMPARABLE
-from tests.conftest import ROOT
 from tests.service.serving import wait_for
 from tests.service.ui.conftest import Visits, playwright
 
 pytestmark = pytest.mark.slow
 expect = playwright.expect
 
-SOURCES = ROOT / "service/ui/source/src/jobs"
 NUMBERS = ("units_done", "units_reused", "tokens_done", "tokens_reused", "tokens_total", "units_total", "seconds")
 
 
@@ -250,10 +247,3 @@ def test_at_most_as_many_as_the_server_compares(tiny: tuple[str, FastAPI], visit
         switches.nth(number).click()
     expect(switches.nth(MOST)).to_be_disabled()
     expect(page.get_by_role("region", name="Comparison").get_by_role("alert")).to_have_text("why")
-
-
-def test_what_can_be_compared_is_the_servers() -> None:
-    source = (SOURCES / "Comparison.tsx").read_text()
-    (listed,) = re.findall(r"COMPARABLE = \[(.*)\];", source)
-    assert tuple(re.findall(r'"(\w+)"', listed)) == COMPARABLE
-    assert re.findall(r"MOST_COMPARED = (\d+);", source) == [str(MOST)]

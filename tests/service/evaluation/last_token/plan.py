@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from service.evaluation.checks import documents_of, lengths_of, subjects_of
 from service.evaluation.cost import Cost
+from service.evaluation.scoring.chunks import most_tokens
 from service.evaluation.scoring.token_scores import token_nll
 from service.evaluation.unit import Outcome, Plan, Subject, Unit
 from service.models.registry import ModelRegistry
@@ -29,7 +30,7 @@ class LastTokenUnit(Unit):
         return len(self.token_ids)
 
     def inputs(self) -> dict[str, Any]:
-        return {"token_ids": self.token_ids}
+        return {"token_ids": self.token_ids, "chunk": most_tokens(self.chunk, self.subject.patch.model.device)}
 
     def run(self) -> Generator[int, None, Outcome]:
         with self.slot() as slot:
