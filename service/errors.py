@@ -21,6 +21,10 @@ class ClientGone(Exception):
     """The client closed the connection before the answer was complete."""
 
 
+class ClientTooSlow(ConnectionError):
+    """The client left its answer unread for too long."""
+
+
 class ApiError(Exception):
     """A refusal with its status, the field at fault and a code that clients can match.
 

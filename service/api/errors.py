@@ -29,6 +29,7 @@ from service.errors import (
     MAX_CHARS,
     ApiError,
     ClientGone,
+    ClientTooSlow,
     bad_request,
     body_of,
     context_length_exceeded,
@@ -61,6 +62,8 @@ log = structlog.get_logger()
 
 def as_api_error(error: Exception) -> ApiError:
     """The one table from exceptions to statuses; anything unexpected is an opaque 500."""
+    if isinstance(error, ClientTooSlow):  # no part of the table: Starlette answers its kinds, and this answer has begun
+        return ApiError(CLIENT_CLOSED_REQUEST, str(error), code="client_too_slow")
     for kind, convert in _CONVERSIONS.items():
         if isinstance(error, kind):
             return convert(error)

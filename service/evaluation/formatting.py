@@ -5,6 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+CONTROL = {code: " " if chr(code) in "\n\t" else None for code in (*range(32), *range(127, 160))}
+
+
+def one_line(text: str) -> str:
+    """``text`` for a cell of a terminal's table: without control characters, which could control the terminal."""
+    return text.translate(CONTROL)
+
 
 def percent(share: float) -> str:
     """0.125 as 12.5 %, 0.5 as 50 %."""

@@ -149,7 +149,7 @@ def _check_not_compressed(request: Request) -> None:
     """Raises:
     ApiError: 415 for a compressed body, which is not read.
     """
-    encoding = request.headers.get("content-encoding", "").strip()
+    encoding = ", ".join(request.headers.getlist("content-encoding")).strip()
     if encoding.lower() not in {"", "identity"}:
         message = f"the body is not read in the Content-Encoding {encoding[:MAX_SHOWN]!r}: send it as it is"
         raise ApiError(415, message, code="unsupported_encoding", headers={"Accept-Encoding": "identity"})

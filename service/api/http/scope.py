@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -18,13 +19,17 @@ from service import context, tracing
 from service.anthropic_failures import adapt
 from service.api.errors import answer
 from service.api.http.access import OPEN
+from service.api.http.connections import FLUSH_S
 from service.context import RequestContext
-from service.errors import CLIENT_CLOSED_REQUEST, CLIENT_DISCONNECTED, shutting_down
+from service.errors import CLIENT_CLOSED_REQUEST, CLIENT_DISCONNECTED, ClientTooSlow, shutting_down
 from service.metrics import Metrics
 from service.settings import Settings
 
 NOTHING_LOADED = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 """The policy of pages without one."""
+
+LONGEST_PATH = 256
+"""Characters of a path in the log."""
 
 log = structlog.get_logger()
 
@@ -45,10 +50,6 @@ class Traffic:
         until = time.monotonic() + seconds
         while self.in_flight and time.monotonic() < until:
             await asyncio.sleep(0.02)
-
-
-class ClientTooSlow(ConnectionError):
-    """The client left its answer unread for too long."""
 
 
 class RequestScope:
@@ -91,8 +92,7 @@ class RequestScope:
                 current.error_code = current.error_code or CLIENT_DISCONNECTED  # a failure that it did not read counts
                 reply.status = CLIENT_CLOSED_REQUEST
         except ClientTooSlow:
-            context.current().error_code = "client_too_slow"
-            raise
+            await _cut(receive)
         except Exception as error:
             failure = answer(error)
             if reply.status is not None:
@@ -106,11 +106,19 @@ class RequestScope:
         log.info(
             "request",
             method=scope["method"],
-            path=scope["path"],
+            path=scope["path"][:LONGEST_PATH],
             status=reply.status or CLIENT_CLOSED_REQUEST,  # nothing was sent
             code=code,
             seconds=round(time.monotonic() - current.started, 4),
         )
+
+
+async def _cut(receive: Receive) -> None:
+    """Wait until the connection of an unread answer is aborted: an exception would be logged as the server's fault."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(2 * FLUSH_S):
+            while (await receive())["type"] != "http.disconnect":
+                pass
 
 
 class _Reply:

@@ -100,7 +100,7 @@ async def _file(
         raise bad_request(f"jobs: must be 2 to {MOST} ids with single commas between, and {given} are given", "jobs")
     called = [job[:NAME_CHARS] for job in ids] if names is None else [name.strip() for name in names.split(",")]
     if len(called) != len(ids) or not all(name and name.isprintable() for name in called):
-        why = f"must be {len(ids)} names in one line with commas between, one for each job, and none empty"
+        why = f"must be {len(ids)} printable names with commas between, one for each job, and none empty"
         raise bad_request(f"names: {why}; {len(called)} are given", "names")
     found = [await result_of(job, request) for job in ids]
     sources = [(packed.evaluation, packed.data) for packed in found]

@@ -50,9 +50,11 @@ def unpacked(data: bytes) -> Iterator[bytes]:
         zlib.error: for bytes that do not fit their checksum.
     """
     unpacking = zlib.decompressobj(wbits=31)
-    while data:
-        yield unpacking.decompress(data, PIECE)
-        data = unpacking.unconsumed_tail
+    for begin in range(0, len(data), PIECE):  # what is left of a piece is copied each time, so pieces are small
+        rest: bytes | memoryview = memoryview(data)[begin : begin + PIECE]
+        while rest:
+            yield unpacking.decompress(rest, PIECE)
+            rest = unpacking.unconsumed_tail
     yield unpacking.flush()
     if not unpacking.eof:
         raise zlib.error("the end is missing")

@@ -48,6 +48,7 @@ def refused(path: Path) -> Iterator[tuple[int, str]]:
 
 COMPUTED = {
     *((400, "invalid_value"), (404, "not_found"), (405, "method_not_allowed"), (499, "client_disconnected")),
+    (499, "client_too_slow"),
     *((409, f"job_{state}") for state in get_args(JobState) if state != "done"),
 }
 """Codes that are no literal where a refusal is made, with their status."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -12,9 +13,24 @@ import httpx
 import psutil
 import pytest
 from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+from structlog.testing import CapturingLogger
 
+from service.api import errors
 from service.api.http import connections
+from service.errors import ClientTooSlow
 from tests.service.serving import process, serving, token_ids, wait_for
+
+LONG, OPEN = "/long", "/static/long"
+"""Sent in pieces, and larger than all buffers on its way; the second needs no key."""
+
+
+def add_long(app: FastAPI, path: str = LONG) -> None:
+    @app.get(path)
+    async def long() -> StreamingResponse:
+        return StreamingResponse(iter([bytes(1 << 20)] * 32))
+
+    app.router.routes.insert(0, app.router.routes.pop())
 
 
 def address(url: str) -> tuple[str, int]:
@@ -58,6 +74,34 @@ def test_connections_that_work_are_not_closed_for_new_ones(few: tuple[str, FastA
             assert stream.read().endswith(b"data: [DONE]\n\n")
 
 
+@pytest.mark.parametrize("kind", ["unread", "body"])
+def test_connections_that_stand_still_keep_nobody_out(
+    kind: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers that nobody reads, and bodies that do not come: with these, a client without a key locked all out."""
+    monkeypatch.setattr(connections, "STILL_S", 0.2)
+    heads = {
+        "unread": f"GET {LONG} HTTP/1.1\r\nHost: x\r\n\r\n",
+        "body": "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{",
+    }
+    with serving(checkpoints, max_connections=8, send_timeout_s=60) as (url, app), ExitStack() as stack:
+        add_long(app)
+        for _ in range(8):
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            connection.connect(address(url))
+            connection.sendall(heads[kind].encode())
+        wait_for(lambda: app.state.traffic.in_flight == 8)
+        wait_for(lambda: answers(url), 20)
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health/live", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 @pytest.mark.parametrize("sent", [b"", b"POST /generate HTTP/1.1\r\nHost: x\r\nX-Slow: "])
 def test_a_head_that_does_not_come_is_given_up(few: tuple[str, FastAPI], sent: bytes) -> None:
     with socket.create_connection(address(few[0])) as connection:
@@ -88,22 +132,29 @@ def unread(url: str, path: str) -> Iterator[socket.socket]:
 
 
 def test_an_answer_that_nobody_reads_frees_its_socket(
-    few: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch
+    few: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     url, app = few
-    described = app.state.models.default.patch.describe
-    monkeypatch.setattr(
-        app.state.models.default.patch, "describe", lambda *args: described(*args) | {"padding": "x" * (8 << 20)}
-    )
+    add_long(app, OPEN)
     port = address(url)[1]
 
     def open_sockets() -> int:
         return sum(c.laddr and c.laddr.port == port and c.status == "ESTABLISHED" for c in here.net_connections())
 
     here = psutil.Process()
-    with unread(url, "/models"):
+    log = CapturingLogger()
+    monkeypatch.setattr(errors, "log", log)
+    with unread(url, OPEN):
         wait_for(lambda: open_sockets() == 1)
         wait_for(lambda: open_sockets() == 0, 20)
+    wait_for(lambda: app.state.traffic.in_flight == 0)
+    logged = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert (log.calls, logged) == ([], []), "a slow reader is no fault of the server"
+
+
+def test_a_slow_reader_is_no_fault_of_the_server() -> None:
+    error = errors.as_api_error(ClientTooSlow("nothing was read for 1 seconds"))
+    assert (error.status, error.code) == (499, "client_too_slow")
 
 
 @pytest.mark.slow

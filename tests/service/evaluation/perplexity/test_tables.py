@@ -73,6 +73,11 @@ class TestCsv:
 
 
 class TestTerminal:
+    def test_names_control_no_terminal(self) -> None:
+        text = printed(table_of(result_of({"\x1b[31mred\n\x1b]0;title\x07": [7.0]}, [256])))
+        assert "[31mred ]0;title" in text
+        assert not {"\x1b", "\x07"} & set(text)
+
     def test_shows_every_number(self) -> None:
         text = " ".join(printed(table_of(RESULT)).split())
         for word in ("default", "yarn(factor=4)", "1,024", "6.500", "70.25", "81,234", "trained length 256"):
