@@ -36,18 +36,26 @@ def by_name(
     Raises:
         TypeError: for an argument that is given twice, or more than there are ``parameters``.
     """
-    names = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
-    if len(args) > len(names):
-        raise TypeError(f"{len(args)} arguments without a name, but only {len(names)} have a place")
-    if twice := sorted(set(names[: len(args)]) & kwargs.keys()):
-        raise TypeError(f"got multiple values for argument {twice[0]!r}")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = dict(kwargs)
+    if args:
+        given |= _in_their_places(parameters, args, kwargs)
     if FORMER_CACHE in given:
         cache = given.pop(FORMER_CACHE)
         if "cache" in given:
             raise TypeError(f"got cache twice, also by its former name {FORMER_CACHE}")
         given["cache"] = cache
     return given
+
+
+def _in_their_places(
+    parameters: Mapping[str, inspect.Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    names = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(names):
+        raise TypeError(f"{len(args)} arguments without a name, but only {len(names)} have a place")
+    if twice := sorted(set(names[: len(args)]) & kwargs.keys()):
+        raise TypeError(f"got multiple values for argument {twice[0]!r}")
+    return dict(zip(names, args, strict=False))
 
 
 def tokens_of(kwargs: Mapping[str, Any]) -> torch.Tensor:

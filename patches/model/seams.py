@@ -80,6 +80,7 @@ class Patched(Encodings, NotCopied):
         self.table_format = measurement.table
         self._mask, self._chooses_keys = measurement.mask, measurement.chooses_keys
         self._parameters = parameters_of(model.forward, type(model), "forward")
+        self._of_packed = self._parameters.keys() - {"cache"}
         self._shares_keys = bool(measurement.shared)
         self._forwards = Forwards()
         self._checkpointing = Checkpointing(self._forwards)
@@ -151,8 +152,7 @@ class Patched(Encodings, NotCopied):
             if packed is None or not packed.is_static:
                 self.slots.upload()
             if packed is not None:  # the rest, and the paged cache, is for the attention, which has it from the forward
-                kept = self._parameters.keys() - {"cache"}
-                kwargs = {name: value for name, value in kwargs.items() if name in kept}
+                kwargs = {name: value for name, value in kwargs.items() if name in self._of_packed}
             recordings = self.carried.get("recordings")
             on_triton = isinstance(packed, PagedBatch) and packed.backend == "triton" and not self.model.training
             with (

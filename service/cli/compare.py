@@ -14,7 +14,8 @@ from service.cli.jobs import Server, connected_to_jobs, whole
 from service.cli.shared.files import check_outputs, picture, save
 from service.cli.shared.measuring import AsCsv, PictureName, Plots, show
 from service.cli.shared.options import AsJson
-from service.cli.shared.terminal import fail, printable, stdout
+from service.cli.shared.terminal import fail, stdout
+from service.evaluation.formatting import printable
 
 if TYPE_CHECKING:
     from service.evaluation.results import EvaluationResult

@@ -24,7 +24,8 @@ from service.cli.shared.files import check_folder, picture, write
 from service.cli.shared.measuring import show
 from service.cli.shared.options import encodings
 from service.cli.shared.progress import progress
-from service.cli.shared.terminal import fail, loading, printable, status, stdout
+from service.cli.shared.terminal import fail, loading, status, stdout
+from service.evaluation.formatting import printable
 
 if TYPE_CHECKING:
     from service.client import Progress, Result, Ropeway

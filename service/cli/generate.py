@@ -16,7 +16,8 @@ from rich.text import Text
 from service.cli.shared.client import connected
 from service.cli.shared.files import decoded
 from service.cli.shared.options import Encodings, ModelName, Server, check_body, encodings
-from service.cli.shared.terminal import printable, stderr, stdout
+from service.cli.shared.terminal import stderr, stdout
+from service.evaluation.formatting import printable
 
 if TYPE_CHECKING:
     from service.client import ResultEnd, Ropeway

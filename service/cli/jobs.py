@@ -19,8 +19,9 @@ from service.cli.shared.files import check_files, check_page, refuse_several, sa
 from service.cli.shared.following import MOST_LISTED, finding_again, finish
 from service.cli.shared.measuring import AsCsv, show, show_early
 from service.cli.shared.options import KEY, AsJson
-from service.cli.shared.terminal import keep_words, new_table, print_table, printable, stderr, stdout
+from service.cli.shared.terminal import keep_words, new_table, print_table, stderr, stdout
 from service.evaluation.catalogue import EVALUATIONS
+from service.evaluation.formatting import printable
 from service.jobs.records import JobState
 
 if TYPE_CHECKING:

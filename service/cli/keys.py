@@ -12,7 +12,8 @@ import typer
 from rich.text import Text
 
 from service.cli.shared.commands import Commands
-from service.cli.shared.terminal import fail, new_table, print_table, printable, stderr, stdout
+from service.cli.shared.terminal import fail, new_table, print_table, stderr, stdout
+from service.evaluation.formatting import printable
 
 keys = Commands(help="API keys: new, list, revoke.", no_args_is_help=True)
 

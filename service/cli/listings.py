@@ -13,7 +13,8 @@ from rich.text import Text
 from service.cli.shared.client import connected
 from service.cli.shared.files import check_folder, refuse_several
 from service.cli.shared.options import AsJson, ModelName, Server, method_names
-from service.cli.shared.terminal import fail, new_table, print_table, printable, stdout
+from service.cli.shared.terminal import fail, new_table, print_table, stdout
+from service.evaluation.formatting import printable
 from service.reports.schema import default_text, type_text
 
 if TYPE_CHECKING:

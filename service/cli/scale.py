@@ -13,7 +13,8 @@ import typer
 from service.cli.serve import assignments
 from service.cli.shared.commands import Commands
 from service.cli.shared.options import AsJson
-from service.cli.shared.terminal import fail, new_table, print_table, printable, stderr, stdout
+from service.cli.shared.terminal import fail, new_table, print_table, stderr, stdout
+from service.evaluation.formatting import printable
 
 if TYPE_CHECKING:
     from service.scale.private_names import ClusterClient

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-CONTROL = {code: " " if chr(code) in "\n\t" else None for code in (*range(32), *range(127, 160))}
+CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
-def one_line(text: str) -> str:
-    """``text`` for a cell of a terminal's table: without control characters, which could control the terminal."""
+def printable(text: str) -> str:
+    """``text`` without control characters, which could control a terminal."""
     return text.translate(CONTROL)
+
+
+def in_cell(text: str) -> str:
+    """``printable``, in one line."""
+    return " ".join(printable(text).splitlines())
 
 
 def percent(share: float) -> str:

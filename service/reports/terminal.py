@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from service.evaluation.formatting import one_line, short_number, spaced
+from service.evaluation.formatting import in_cell, short_number, spaced
 from service.evaluation.results import Changes, EvaluationResult, Overview, Score, Scores
 from service.evaluation.statistics.separation import ratio_note
 
@@ -42,7 +42,7 @@ def changes_of(changes: Changes, result: EvaluationResult, width: int = 80) -> T
     table = _new(changes.mark, place, _left_out(lengths, shown))
     _add_columns(table, changes.names, shown, result.trained_length)
     for row, name in enumerate(changes.names):
-        table.add_row(Text(one_line(name)), *_cells(row, shown, texts, intervals if below else {}))
+        table.add_row(Text(in_cell(name)), *_cells(row, shown, texts, intervals if below else {}))
     return table
 
 
@@ -74,7 +74,7 @@ def _by_length(result: EvaluationResult, scores: Scores, width: int) -> Table:
         if has_effective:
             effective = scores.effective_lengths[row]
             cells.append(Text(f"{effective:,}" if effective else "-"))
-        table.add_row(Text(one_line(name)), *cells)
+        table.add_row(Text(in_cell(name)), *cells)
     return table
 
 
@@ -150,12 +150,12 @@ def _overview(overview: Overview) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column(last, justify="center")
     for index, (name, *cells) in enumerate(overview.rows):
-        table.add_row(Text(one_line(name), style=BEST if index in overview.best else ""), *map(Text, cells))
+        table.add_row(Text(in_cell(name), style=BEST if index in overview.best else ""), *map(Text, cells))
     return table
 
 
 def _new(*caption: str) -> Table:
     """An empty table with the caption's parts in one line."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.caption = Text(one_line("; ".join(filter(None, caption))))
+    table.caption = Text(in_cell("; ".join(filter(None, caption))))
     return table

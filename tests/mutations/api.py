@@ -233,6 +233,8 @@ API = [
              ("tests/service/client/test_client.py::test_the_text_of_an_error_names_its_field_once",)),
     Mutation("answers that nobody reads hold all connections", "service/api", "return 1, self._paused", "return None",
              ("tests/service/api/http/test_connections.py::test_connections_that_stand_still_keep_nobody_out",)),
+    Mutation("an unread answer ends with a traceback", "service/api", "await _cut(receive)", "raise",
+             ("tests/service/api/http/test_connections.py::test_an_answer_that_nobody_reads_frees_its_socket",)),
     Mutation("a slow reader is a fault of the server", "service/api", "if isinstance(error, ClientTooSlow):",
              "if False:",
              ("tests/service/api/http/test_connections.py::test_a_slow_reader_is_no_fault_of_the_server",)),

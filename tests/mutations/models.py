@@ -62,7 +62,7 @@ MODELS = [
              'hasattr(attention, "layer_idx") or', "True or",
              ("tests/patches/model/architectures/test_learned_distances.py",)),
     Mutation("a paged cache reaches the layers", "patches/model", 'self._parameters.keys() - {"cache"}',
-             'self._parameters.keys() - {"caches"}', ("tests/service/engine/adapter/test_paged_attention.py",)),
+             "set(self._parameters)", ("tests/service/engine/adapter/test_paged_attention.py",)),
     Mutation("a list of calls for any number of rows", "patches", "(name, value.shape, value.stride(), value.dtype)",
              "(name, value.stride(), value.dtype)", (RECORDING,)),
     Mutation("a list of calls for inputs in any order", "patches", "(name, value.shape, value.stride(), value.dtype)",

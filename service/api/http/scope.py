@@ -92,6 +92,7 @@ class RequestScope:
                 current.error_code = current.error_code or CLIENT_DISCONNECTED  # a failure that it did not read counts
                 reply.status = CLIENT_CLOSED_REQUEST
         except ClientTooSlow:
+            context.current().error_code = "client_too_slow"
             await _cut(receive)
         except Exception as error:
             failure = answer(error)

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from service.cli.shared.files import documents
 from service.cli.shared.options import check_body, different, encodings, lengths
-from service.cli.shared.terminal import new_table, print_table, printable, stderr, stdout
+from service.cli.shared.terminal import new_table, print_table, stderr, stdout
+from service.evaluation.formatting import printable
 
 if TYPE_CHECKING:
     from service.client import EvaluationResult, Ropeway

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from service.cli.shared.terminal import printable, stderr
+from service.cli.shared.terminal import stderr
+from service.evaluation.formatting import printable
 
 LINE_S = 5.0
 """Seconds between two lines without a terminal."""

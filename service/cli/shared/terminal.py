@@ -16,19 +16,13 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from service.cli import interrupts
+from service.evaluation.formatting import printable
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 
 LEAST_WIDTH, BETWEEN = 8, 3
 """Characters of a column that folds its text, and between two columns."""
-
-CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-
-
-def printable(text: str) -> str:
-    """``text`` without control characters, which could control the terminal."""
-    return text.translate(CONTROL)
 
 
 def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:

@@ -21,12 +21,12 @@ from service.api.http import connections
 from service.errors import ClientTooSlow
 from tests.service.serving import process, serving, token_ids, wait_for
 
-LONG, OPEN = "/long", "/static/long"
-"""Sent in pieces, and larger than all buffers on its way; the second needs no key."""
+LONG = "/long"
+"""Sent in pieces, and larger than all buffers on its way."""
 
 
-def add_long(app: FastAPI, path: str = LONG) -> None:
-    @app.get(path)
+def add_long(app: FastAPI) -> None:
+    @app.get(LONG)
     async def long() -> StreamingResponse:
         return StreamingResponse(iter([bytes(1 << 20)] * 32))
 
@@ -135,7 +135,7 @@ def test_an_answer_that_nobody_reads_frees_its_socket(
     few: tuple[str, FastAPI], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     url, app = few
-    add_long(app, OPEN)
+    add_long(app)
     port = address(url)[1]
 
     def open_sockets() -> int:
@@ -144,12 +144,13 @@ def test_an_answer_that_nobody_reads_frees_its_socket(
     here = psutil.Process()
     log = CapturingLogger()
     monkeypatch.setattr(errors, "log", log)
-    with unread(url, OPEN):
+    with unread(url, LONG):
         wait_for(lambda: open_sockets() == 1)
         wait_for(lambda: open_sockets() == 0, 20)
     wait_for(lambda: app.state.traffic.in_flight == 0)
     logged = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert (log.calls, logged) == ([], []), "a slow reader is no fault of the server"
+    assert httpx.get(f"{url}/metrics").text.count('code="client_too_slow"} 1.0') == 1
 
 
 def test_a_slow_reader_is_no_fault_of_the_server() -> None:
