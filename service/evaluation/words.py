@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from service.evaluation.documents import BUILT_IN
 from service.evaluation.formatting import listed, percent
-from service.evaluation.results import DocumentInfo, EvaluationResult, Group, Score, Scores, are_equal, overlaps_text
+from service.evaluation.results import DocumentInfo, EvaluationResult, overlaps_text
+from service.evaluation.scores import Group, Score, Scores, are_equal
 from service.evaluation.statistics.pieces import LEAST
 
 TOLERANCE = 0.1

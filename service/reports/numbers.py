@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from service.evaluation.results import Beside, Changes, EvaluationResult, Score, Scores
+from service.evaluation.results import EvaluationResult
+from service.evaluation.scores import Beside, Changes, Score, Scores
 from service.evaluation.statistics.separation import ratio_note
 from service.figures.drawing.axes import spread
 

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from service.evaluation.formatting import in_cell, short_number, spaced
-from service.evaluation.results import Changes, EvaluationResult, Overview, Score, Scores
+from service.evaluation.results import EvaluationResult
+from service.evaluation.scores import Changes, Overview, Score, Scores
 from service.evaluation.statistics.separation import ratio_note
 
 MOST_COLUMNS = 8

@@ -11,7 +11,8 @@ from service.evaluation.perplexity.results import (
     MethodResult,
     PerplexityResult,
 )
-from service.evaluation.results import DocumentInfo, Interval
+from service.evaluation.results import DocumentInfo
+from service.evaluation.scores import Interval
 
 Kind = Literal["documents", "quarters", "blocks"]
 

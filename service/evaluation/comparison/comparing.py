@@ -34,7 +34,8 @@ from service.evaluation.comparison.results import (
     Verdict,
 )
 from service.evaluation.formatting import listed
-from service.evaluation.results import EvaluationResult, Interval, MethodInResult, Partial, Score, are_equal
+from service.evaluation.results import EvaluationResult, MethodInResult, Partial
+from service.evaluation.scores import Interval, Score, are_equal
 from service.evaluation.statistics.per_token import ratio_of
 from service.evaluation.statistics.separation import pieces_of_both
 

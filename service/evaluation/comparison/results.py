@@ -9,20 +9,15 @@ from pydantic import BaseModel, Field
 from service.evaluation.formatting import listed
 from service.evaluation.results import (
     INTERVAL,
-    Beside,
-    Changes,
     Columns,
     DocumentInfo,
     EvaluationResult,
-    Group,
-    Interval,
     MethodInResult,
     Partial,
     Row,
-    Score,
-    Scores,
     documents_text,
 )
+from service.evaluation.scores import Beside, Changes, Group, Interval, Score, Scores
 from service.evaluation.words import best_method
 
 Verdict = Literal["better", "worse", "equal", "unsure"]

@@ -8,18 +8,8 @@ from pydantic import BaseModel, Field
 
 from service.evaluation.formatting import listed
 from service.evaluation.perplexity.results import PARAMETERS, Protocol, protocol_columns
-from service.evaluation.results import (
-    INTERVAL,
-    Columns,
-    DocumentInfo,
-    EvaluationResult,
-    Group,
-    Interval,
-    MethodInResult,
-    Row,
-    Score,
-    Scores,
-)
+from service.evaluation.results import INTERVAL, Columns, DocumentInfo, EvaluationResult, MethodInResult, Row
+from service.evaluation.scores import Group, Interval, Score, Scores
 from service.evaluation.statistics.pieces import pieces_of
 from service.evaluation.words import best_method, beyond_reach, cautions_of, near_reference
 

@@ -14,10 +14,9 @@ from service.evaluation.results import (
     EvaluationResult,
     MethodInResult,
     Row,
-    Score,
-    Scores,
     documents_text,
 )
+from service.evaluation.scores import Score, Scores
 from service.evaluation.statistics.nll import LengthResult, PositionBin, PositionBucket
 from service.evaluation.statistics.pieces import pieces_of
 from service.evaluation.words import best_method, beyond_reach, cautions_of, near_reference

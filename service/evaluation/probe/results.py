@@ -8,16 +8,8 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from service.evaluation.formatting import listed, percent
-from service.evaluation.results import (
-    Columns,
-    DocumentInfo,
-    EvaluationResult,
-    Interval,
-    MethodInResult,
-    Row,
-    Score,
-    Scores,
-)
+from service.evaluation.results import Columns, DocumentInfo, EvaluationResult, MethodInResult, Row
+from service.evaluation.scores import Interval, Score, Scores
 from service.evaluation.statistics.nll import PositionBin, PositionBucket
 from service.evaluation.words import best_method, beyond_reach, skipped_text
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from service.evaluation.recommend.results import AtLength, RecallShown
-from service.evaluation.results import Interval
+from service.evaluation.scores import Interval
 from service.evaluation.scoring.places import Places
 from service.evaluation.statistics.per_token import finite_exp
 from service.evaluation.statistics.student import Mean, mean_of

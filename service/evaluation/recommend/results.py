@@ -10,17 +10,8 @@ from pydantic import BaseModel, Field
 from service.evaluation.answers import AnsweringResult
 from service.evaluation.cost import EncodingCost
 from service.evaluation.formatting import percent, short_number
-from service.evaluation.results import (
-    Columns,
-    DocumentInfo,
-    Interval,
-    MethodInResult,
-    Overview,
-    Row,
-    Score,
-    Scores,
-    name_of,
-)
+from service.evaluation.results import Columns, DocumentInfo, MethodInResult, Row, name_of
+from service.evaluation.scores import Interval, Overview, Score, Scores
 
 if TYPE_CHECKING:
     from service.policy.policy import Policy

@@ -11,7 +11,7 @@ from service.evaluation.formatting import listed, percent, probability, short_nu
 from service.evaluation.recommend.evidence import Evidence
 from service.evaluation.recommend.results import Answer, AtLength, RecommendMethod
 from service.evaluation.recommend.rounds import Schedule
-from service.evaluation.results import ROUNDING, Interval
+from service.evaluation.scores import ROUNDING, Interval
 from service.evaluation.statistics.per_token import finite_exp
 
 MUCH = 0.3

@@ -8,16 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from service.evaluation.results import (
-    DocumentInfo,
-    EvaluationResult,
-    Interval,
-    MethodInResult,
-    Output,
-    Row,
-    Score,
-    Scores,
-)
+from service.evaluation.results import DocumentInfo, EvaluationResult, MethodInResult, Output, Row
+from service.evaluation.scores import Interval, Score, Scores
 from service.evaluation.words import best_method, beyond_reach, found_up_to
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from service.evaluation.results import Interval
 from service.evaluation.retrieval.prompts import Sample
 from service.evaluation.retrieval.results import Averages, SampleResult
+from service.evaluation.scores import Interval
 from service.evaluation.statistics.proportion import wilson
 from service.evaluation.unit import Outcome
 from service.sharing.stopping import check_wanted

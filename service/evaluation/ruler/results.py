@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from service.evaluation.formatting import percent
-from service.evaluation.results import Columns, DocumentInfo, EvaluationResult, MethodInResult, Row, Scores
+from service.evaluation.results import Columns, DocumentInfo, EvaluationResult, MethodInResult, Row
 from service.evaluation.retrieval.results import LengthScore, PromptScore, SampleResult, scores_by_length
+from service.evaluation.scores import Scores
 from service.evaluation.words import best_method, beyond_reach, reaches
 
 TaskName = Literal[

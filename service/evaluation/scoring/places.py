@@ -10,7 +10,7 @@ import numpy as np
 
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.documents import Document
-from service.evaluation.results import Group
+from service.evaluation.scores import Group
 from service.evaluation.statistics.pieces import LEAST, pieces_of
 
 DENSE = 8

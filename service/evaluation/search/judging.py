@@ -10,7 +10,7 @@ import numpy as np
 
 from patches import factors_of
 from service.evaluation.recommend.evidence import TWICE
-from service.evaluation.results import Interval
+from service.evaluation.scores import Interval
 from service.evaluation.scoring.places import Places
 from service.evaluation.search.evolution import Individual
 from service.evaluation.search.results import FOUND, HeldOut, SearchMethod

@@ -8,18 +8,8 @@ from pydantic import BaseModel, Field
 
 from service.evaluation.answers import AnsweringResult
 from service.evaluation.formatting import short_number
-from service.evaluation.results import (
-    Columns,
-    DocumentInfo,
-    Group,
-    Interval,
-    MethodInResult,
-    Overview,
-    Row,
-    Score,
-    Scores,
-    name_of,
-)
+from service.evaluation.results import Columns, DocumentInfo, MethodInResult, Row, name_of
+from service.evaluation.scores import Group, Interval, Overview, Score, Scores
 
 FOUND = "search"
 """Label of the encoding with the factors that were found."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from service.evaluation.formatting import listed, short_number
-from service.evaluation.results import Interval
+from service.evaluation.scores import Interval
 from service.evaluation.search.results import Generation, HeldOut, SearchMethod
 
 

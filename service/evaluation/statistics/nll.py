@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from service.evaluation.results import Group, Interval
+from service.evaluation.scores import Group, Interval
 
 PositionBin = Annotated[
     int | None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.evaluation.results import Group, Interval
+from service.evaluation.scores import Group, Interval
 from service.evaluation.statistics.nll import LengthResult, PositionBucket
 from service.evaluation.statistics.pieces import pieces_of
 from service.evaluation.statistics.student import Mean, mean_of

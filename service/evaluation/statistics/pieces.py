@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from service.evaluation.results import Group
+from service.evaluation.scores import Group
 
 LEAST = 3
 """Values of an interval, and of a probability: the interval of two is 13 standard errors to each side."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from service.evaluation.results import Interval
+from service.evaluation.scores import Interval
 
 Z = 1.959963984540054
 """97.5 % quantile of the normal distribution."""

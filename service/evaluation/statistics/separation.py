@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import combinations
 
-from service.evaluation.results import Group, Score, Scores
+from service.evaluation.scores import Group, Score, Scores
 from service.evaluation.statistics.per_token import are_paired, surely_apart
 
 BY_RATIO = "Perplexities are compared by the interval of their ratio, which is usually narrower"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from service.evaluation.results import Group
+from service.evaluation.scores import Group
 from service.evaluation.statistics.pieces import LEAST
 
 SHARE = 0.95

@@ -8,7 +8,8 @@ from statistics import fmean
 
 from service.evaluation.cost import cost_of, weight_of
 from service.evaluation.formatting import counted, listed, probability
-from service.evaluation.results import EvaluationResult, Score, Scores, are_equal
+from service.evaluation.results import EvaluationResult
+from service.evaluation.scores import Score, Scores, are_equal
 from service.evaluation.statistics.per_token import paired_probability
 from service.evaluation.statistics.separation import are_apart, is_by_ratio
 from service.evaluation.sweep.results import Answer, Judgement, SweepMethod

@@ -10,19 +10,8 @@ from pydantic import BaseModel, Field
 from service.evaluation.catalogue import IN_SWEEPS, union_of
 from service.evaluation.cost import EncodingCost
 from service.evaluation.formatting import listed, short_number
-from service.evaluation.results import (
-    Columns,
-    EvaluationResult,
-    Interval,
-    MethodInResult,
-    Output,
-    Overview,
-    Partial,
-    Row,
-    Score,
-    Scores,
-    name_of,
-)
+from service.evaluation.results import Columns, EvaluationResult, MethodInResult, Output, Partial, Row, name_of
+from service.evaluation.scores import Interval, Overview, Score, Scores
 from service.evaluation.statistics.separation import verdict_note
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import plotly.graph_objects as go
 
-from service.evaluation.results import Interval
+from service.evaluation.scores import Interval
 from service.figures.drawing.axes import Ends, leave_room
 from service.figures.drawing.charts import LINE, error_bars, grow, label, labels, note, room_for
 from service.figures.drawing.style import LineStyle, line_style

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from patches import METHODS, from_text, set_apart, to_shorthand
-from service.evaluation.results import EvaluationResult, MethodInResult, Row, Scores, name_of
+from service.evaluation.results import EvaluationResult, MethodInResult, Row, name_of
+from service.evaluation.scores import Scores
 from service.figures.drawing.axes import beyond, linear_axis, log_axis, share_axis, spread, value_axis
 from service.figures.drawing.charts import new_figure, note
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves

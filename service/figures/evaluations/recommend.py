@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from service.evaluation.formatting import counted, percent
 from service.evaluation.recommend.results import OTHERS, AtLength, RecommendMethod, RecommendResult
-from service.evaluation.results import Interval, Row, name_of
+from service.evaluation.results import Row, name_of
+from service.evaluation.scores import Interval
 from service.evaluation.statistics.pieces import LEAST
 from service.figures.drawing.axes import linear_axis
 from service.figures.drawing.bars import Bar, add_bars

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from service.evaluation.catalogue import EVALUATIONS
-from service.evaluation.results import Row, Scores, name_of
+from service.evaluation.results import Row, name_of
+from service.evaluation.scores import Scores
 from service.evaluation.statistics.separation import verdict_note
 from service.evaluation.sweep.results import Judgement, SweepResult
 from service.figures.drawing.axes import linear_axis, log_axis

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from service.cli.shared.terminal import new_table, print_table, stdout
 from service.client import Ropeway
-from service.evaluation.results import Overview
+from service.evaluation.scores import Overview
 from service.reports.terminal import table_of
 from service.settings import Settings
 from tests.service.cli.shell import ropeway

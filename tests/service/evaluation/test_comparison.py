@@ -15,9 +15,10 @@ from service.api.jobs.comparison import MOST
 from service.evaluation.comparison import comparing
 from service.evaluation.comparison.checks import COMPARABLE, Named, NotComparable
 from service.evaluation.comparison.results import Change, ComparisonResult
-from service.evaluation.results import DocumentInfo, Interval, Partial
+from service.evaluation.results import DocumentInfo, Partial
 from service.evaluation.retrieval.results import DepthMethod, DepthScore, LengthScore, PasskeyResult, SampleResult
 from service.evaluation.retrieval.scores import averages
+from service.evaluation.scores import Interval
 from service.evaluation.setup import ModelSetup, Setup
 from service.reports.html import facts_of
 from tests.conftest import ROOT

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.evaluation.checks import InvalidEvaluation
-from service.evaluation.results import Interval
 from service.evaluation.retrieval.haystack import FILLER, Haystack
 from service.evaluation.retrieval.prompts import Draft
 from service.evaluation.retrieval.results import LengthScore
@@ -24,6 +23,7 @@ from service.evaluation.ruler.plan import RulerPlan, effective_length, plan_of
 from service.evaluation.ruler.request import RulerRequest
 from service.evaluation.ruler.results import RulerResult, TaskName
 from service.evaluation.ruler.tasks import draft_of
+from service.evaluation.scores import Interval
 from service.evaluation.unit import evaluate, run_units
 from service.models.registry import ModelRegistry
 from tests.service.evaluation.prompting import (

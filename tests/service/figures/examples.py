@@ -12,7 +12,7 @@ from typing import Any
 from service.evaluation.cost import EncodingCost
 from service.evaluation.recommend.results import Answer as Recommendation
 from service.evaluation.recommend.results import AtLength, Avoid, Memory, Range, RecommendMethod, RecommendResult
-from service.evaluation.results import Interval
+from service.evaluation.scores import Interval
 from service.evaluation.search.results import FOUND, Generation, HeldOut, SearchMethod, SearchResult
 from service.evaluation.search.results import Answer as SearchAnswer
 from service.evaluation.sweep.results import Answer, Judgement, SweepMethod, SweepResult

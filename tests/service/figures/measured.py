@@ -15,10 +15,11 @@ from service.evaluation.long_perplexity.results import (
 )
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.probe.results import Attention, Copying, DistanceBucket, HeadAttention, ProbeMethod, ProbeResult
-from service.evaluation.results import DocumentInfo, Interval
+from service.evaluation.results import DocumentInfo
 from service.evaluation.retrieval.results import DepthMethod, DepthScore, LengthScore, PasskeyResult
 from service.evaluation.ruler.request import TaskName
 from service.evaluation.ruler.results import RulerMethod, RulerResult, TaskScore
+from service.evaluation.scores import Interval
 from service.evaluation.statistics.nll import PositionBucket
 from service.evaluation.statistics.proportion import wilson
 from tests.service.results import result_of

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from patches import from_text, parse, resolve
 from service.evaluation.recommend.results import OTHERS
-from service.evaluation.results import Interval
+from service.evaluation.scores import Interval
 from service.evaluation.search.results import FOUND
 from service.figures import Picture, pictures_of
 from service.figures.drawing.style import COLOURS, LineStyle, different, line_style

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from service.evaluation.results import EvaluationResult, Interval
+from service.evaluation.results import EvaluationResult
+from service.evaluation.scores import Interval
 from service.evaluation.statistics.separation import BY_RATIO
 from service.figures import Picture, pictures_of
 from service.figures.drawing.charts import SUBTITLE

@@ -7,7 +7,8 @@ import re
 import pytest
 from rich.text import Text
 
-from service.evaluation.results import EvaluationResult, Interval, Part, Partial
+from service.evaluation.results import EvaluationResult, Part, Partial
+from service.evaluation.scores import Interval
 from service.figures import pictures_of
 from service.reports.html import report_of
 from service.reports.terminal import table_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from service.evaluation.results import EvaluationResult, MethodInResult, Row, Score, Scores
+from service.evaluation.results import EvaluationResult, MethodInResult, Row
+from service.evaluation.scores import Score, Scores
 from service.evaluation.words import best_method
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from patches import parse
 from service.evaluation.perplexity.results import PerplexityResult
-from service.evaluation.results import EvaluationResult, Interval
+from service.evaluation.results import EvaluationResult
+from service.evaluation.scores import Interval
 from service.evaluation.statistics.proportion import wilson
 from service.evaluation.sweep.judging import Judge
 from service.evaluation.unit import Subject

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from patches import parse
-from service.evaluation.results import Interval
+from service.evaluation.scores import Interval
 from service.evaluation.sweep.judging import Judge
 from service.evaluation.unit import Subject
 from service.models.registry import ModelRegistry
