@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -81,6 +81,7 @@ class Visits:
     def __init__(self, browser: playwright.Browser, left: list[playwright.Page]) -> None:
         self._browser, self._left, self._stack = browser, left, ExitStack()
         self._lent: list[playwright.Page] = []
+        self._opened: list[playwright.Page] = []
         self.faults: list[str] = []
 
     def open(
@@ -92,6 +93,7 @@ class Visits:
         for event, listener in self._listeners(host).items():
             page.on(event, listener)
             self._stack.callback(page.remove_listener, event, listener)
+        self._opened.append(page)
         page.goto(url)
         return page
 
@@ -127,6 +129,11 @@ class Visits:
         if urlsplit(url).scheme not in ("data", "blob") and urlsplit(url).netloc != host:
             self.faults.append(f"request: {url}")
 
+    def seen(self) -> str:
+        """The addresses of the pages and their contents, as a screen reader has them."""
+        still = [page for page in self._opened if not page.is_closed()]
+        return "\n".join(f"{page.url}\n{page.locator('body').aria_snapshot(timeout=2000)}" for page in still)
+
     def close(self) -> None:
         for page in self._lent:
             self._left.append(emptied(page))
@@ -158,6 +165,17 @@ def visits(browser: playwright.Browser, left: list[playwright.Page]) -> Iterator
     visits = Visits(browser, left)
     yield visits
     visits.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows its pages: a click that waited says no more than its target."""
+    report = yield
+    visits = getattr(item, "funcargs", {}).get("visits")
+    if report.when == "call" and report.failed and visits is not None:
+        with suppress(playwright.Error):
+            report.sections.append(("Pages", visits.seen()))
+    return report
 
 
 @pytest.fixture

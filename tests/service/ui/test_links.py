@@ -190,3 +190,32 @@ def test_behind_a_path_prefix(tiny: tuple[str, FastAPI], visits: Visits) -> None
         page.get_by_role("button", name="Generate").click()
         all_done(page, 4)
         assert page.get_by_role("link", name="API").evaluate("link => link.href") == f"{proxy.url}/docs"
+
+
+EARLY = {
+    "a part": "document.addEventListener('DOMContentLoaded', () => { location.hash = LINK; });",
+    "its settings": """
+        let isFollowed = false;
+        new MutationObserver(() => {
+          if (isFollowed || !document.querySelector('main > div')) return;
+          isFollowed = true;
+          location.hash = LINK;
+        }).observe(document, { childList: true, subtree: true });""",
+    "settings about to be written": """
+        const later = setTimeout;
+        window.setTimeout = (call, ms) => later(() => {
+          if (ms === 250 && !location.hash.includes('gone')) location.hash = LINK;
+          call();
+        }, ms);""",
+}
+
+
+@pytest.mark.parametrize("moment", EARLY)
+def test_a_link_is_followed_at_any_moment(moment: str, tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(f"{tiny[0]}/blank", visits.context())
+    page.add_init_script(EARLY[moment].replace("LINK", "'#generate?model=gone'"))
+    page.goto(f"{tiny[0]}/ui/#{'jobs' if moment == 'a part' else 'generate'}")
+    expect(page.get_by_role("combobox", name="Model")).to_have_value("gone")
+    page.wait_for_timeout(600)  # settings are written into the address a moment later
+    expect(page.get_by_role("combobox", name="Model")).to_have_value("gone")
+    assert "model=gone" in page.url

@@ -1,5 +1,5 @@
 // State that survives: the address has the settings of the open tab, storage has those of all tabs.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 export type Settings = Record<string, string | string[]>;
 
@@ -11,6 +11,13 @@ const changed = new EventTarget();
 /** After a reload the tab's own memory is fresher than the address, which is written a moment after each change. */
 const isReload = (performance.getEntriesByType("navigation")[0] as PerformanceNavigationTiming | undefined)?.type === "reload";
 const addressAtLoad = location.hash;
+/** The address that the page shows: a link followed since then is read first, and nothing is written over it. */
+let shown = addressAtLoad;
+
+function replaceAddress(hash: string): void {
+  history.replaceState(null, "", hash);
+  shown = location.hash;
+}
 
 export function tabOf(hash: string): string {
   return hash.replace(/^#/, "").split("?")[0] ?? "";
@@ -90,9 +97,9 @@ export function useSettings<T extends Settings>(
     store(localStorage, key, latest.current);
     store(sessionStorage, key, latest.current);
     const link = linkTo(tab, latest.current);
-    if (tabOf(location.hash) === tab && location.hash !== link) history.replaceState(null, "", link);
+    if (tabOf(location.hash) === tab && location.hash === shown && shown !== link) replaceAddress(link);
   };
-  useEffect(() => {
+  useLayoutEffect(() => { // not a frame later: no change of the address comes between the reading and this
     const reread = () => (inAddress(tab) ? set(read()) : write());
     changed.addEventListener("address", reread);
     addEventListener("pagehide", write);
@@ -112,11 +119,12 @@ export function useSettings<T extends Settings>(
 export function useTab(tabs: string[]): string {
   const read = () => (tabs.includes(tabOf(location.hash)) ? tabOf(location.hash) : tabs[0]!);
   const [tab, set] = useState(() => {
-    if (tabOf(location.hash) !== read()) history.replaceState(null, "", `#${read()}`);
+    if (tabOf(location.hash) !== read()) replaceAddress(`#${read()}`);
     return read();
   });
-  useEffect(() => {
+  useLayoutEffect(() => {
     const follow = () => {
+      shown = location.hash;
       set(read());
       changed.dispatchEvent(new Event("address"));
     };
