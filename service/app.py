@@ -47,7 +47,7 @@ from service.models.registry import ModelRegistry
 from service.policy.policy import InvalidPolicy, read_policies
 from service.settings import Settings
 from service.sharing.admission import Admission
-from service.sharing.limits import Concurrency, LimitsUnusable, SharedConcurrency, SharedLimits, opened
+from service.sharing.limits import Concurrency, Connections, LimitsUnusable, SharedConcurrency, SharedLimits, opened
 from service.sharing.workers import Workers
 from service.ui import routes as ui
 
@@ -179,7 +179,10 @@ def _add_layers(app: FastAPI, settings: Settings, keys: ApiKeys, shared: SharedL
     concurrency = (
         Concurrency(most) if shared is None or most is None else SharedConcurrency(most, shared, settings.lease_s)
     )
-    app.add_middleware(AccessControl, keys=keys, concurrency=concurrency, open_docs=settings.open_docs)
+    connections = Connections(settings.max_connections)
+    app.add_middleware(
+        AccessControl, keys=keys, concurrency=concurrency, connections=connections, open_docs=settings.open_docs
+    )
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

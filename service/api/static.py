@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import threading
 from functools import cache
 
 from fastapi import APIRouter, Request
@@ -21,10 +22,19 @@ HEADERS = {"Cache-Control": "public, max-age=31536000, immutable"}
 @router.get("/static/plotly-{version}.min.js")
 async def plotly(version: str, request: Request) -> Response:
     """The script, packed for browsers that take that."""
-    ours, packed = await run_in_threadpool(_packed)
+    ours, packed = await run_in_threadpool(packed_script)
     if version != ours:
         raise ApiError(404, f"this server has version {ours} of Plotly's script", code="not_found")
     return unpacked_response(packed, "text/javascript", request, HEADERS)
+
+
+_packing = threading.Lock()
+
+
+def packed_script() -> tuple[str, bytes]:
+    """Plotly's version and its script, packed once for all requests."""
+    with _packing:
+        return _packed()
 
 
 @cache

@@ -74,6 +74,12 @@ class Ticket:
         self.leave()
 
 
+def in_share(held: int, needed: int, reserved: int, capacity: int) -> bool:
+    """True if a tenant that holds ``held`` of the ``reserved`` units may hold ``needed`` more; always for its first."""
+    free = capacity - reserved - needed - capacity // RESERVE
+    return not held or held + needed <= ALPHA * free
+
+
 def largest(capacity: int, unit: int = 1, *, shared: bool) -> int:
     """The largest size of one request to a budget of ``capacity``."""
     return max(capacity * ALPHA // (1 + ALPHA) // unit * unit, min(unit, capacity)) if shared else capacity
@@ -231,9 +237,5 @@ class Admission:
         return len(waiting) < before
 
     def _in_share(self, ticket: Ticket) -> bool:
-        """True if its tenant would then hold at most ``ALPHA`` times the free part; always for a first ticket."""
         held = self._held[ticket.tenant]
-        if not self.shared or not held:
-            return True
-        free = self.capacity - self.reserved - ticket.needed - self.capacity // RESERVE
-        return held + ticket.needed <= ALPHA * free
+        return not self.shared or in_share(held, ticket.needed, self.reserved, self.capacity)

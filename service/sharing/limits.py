@@ -14,6 +14,8 @@ import structlog
 from limits.aio.storage import MemoryStorage, RedisStorage, Storage
 from limits.errors import StorageError
 
+from service.sharing.admission import in_share
+
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
@@ -164,6 +166,33 @@ class Concurrency:
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]
+
+
+class Connections:
+    """Connections on which each tenant has a request, of ``capacity`` in this process.
+
+    No tenant takes those of the others: thresholds are those of ``service.sharing.admission``.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._held: Counter[str] = Counter()
+
+    def enter(self, tenant: str) -> bool:
+        """Hold one more, if the tenant has one left."""
+        if not in_share(self._held[tenant], 1, self._held.total(), self.capacity):
+            return False
+        self._held[tenant] += 1
+        return True
+
+    def held(self, tenant: str) -> int:
+        return self._held[tenant]
+
+    def leave(self, tenant: str) -> None:
+        """Give one back."""
+        self._held[tenant] -= 1
+        if not self._held[tenant]:
+            del self._held[tenant]
 
 
 class SharedConcurrency(Concurrency):

@@ -20,7 +20,7 @@ from service import context
 from service.api.errors import answer
 from service.api.http.key_file import SHOWN, InvalidKeyFile, hash_of, read_hashes
 from service.errors import ApiError
-from service.sharing.limits import Concurrency, LimitsOutOfReach
+from service.sharing.limits import Concurrency, Connections, LimitsOutOfReach
 
 OPEN = re.compile(r"(/v1)?/health(/.*)?|/metrics|/static/.*|/(ui(/.*)?)?")
 """Paths that need no key."""
@@ -94,10 +94,16 @@ class ApiKeys:
 
 
 class AccessControl:
-    """Answers 401 without a valid key, and 429 to more requests of one key at a time than it may have."""
+    """Answers 401 without a valid key, and 429 to more requests of one key at a time than it may have.
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, concurrency: Concurrency, open_docs: bool = False) -> None:
+    Keys share ``connections``. Without keys nothing distinguishes the clients.
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: ApiKeys, concurrency: Concurrency, connections: Connections, open_docs: bool = False
+    ) -> None:
         self.app, self._keys, self._concurrency, self._open_docs = app, keys, concurrency, open_docs
+        self._connections = connections
         self._beside = Concurrency(None if concurrency.most is None else BESIDE * concurrency.most)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,6 +117,22 @@ class AccessControl:
                 return
             context.current().tenant = tenant
             structlog.contextvars.bind_contextvars(tenant=tenant)
+            await self._connected(tenant, scope, receive, send)
+        else:
+            await self._limited(scope, receive, send)
+
+    async def _connected(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._connections.enter(tenant):
+            held, capacity = self._connections.held(tenant), self._connections.capacity
+            message = f"this API key has requests on {held} of {capacity} connections, the most it may have now"
+            await answer(ApiError(429, message, code="too_many_requests"))(scope, receive, send)
+            return
+        try:
+            await self._limited(scope, receive, send)
+        finally:
+            self._connections.leave(tenant)
+
+    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
         beside = UNCOUNTED.fullmatch(f"{scope['method']} {scope['path']}")
         await self._counted(self._beside if beside else self._concurrency, scope, receive, send)
 

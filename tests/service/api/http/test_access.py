@@ -210,6 +210,21 @@ def test_one_key_may_have_so_many_requests_at_a_time(checkpoints: Path) -> None:
         wait_for(lambda: httpx.post(f"{url}/generate", json=GENERATE, headers=ANN).status_code == 200)
 
 
+def test_one_key_leaves_connections_to_the_next(checkpoints: Path) -> None:
+    with serving(checkpoints, api_keys="ann-key,bob-key", max_connections=16) as (url, app):
+        request = PerplexityRequest.model_validate({"input": [[5] * 40], "lengths": [32]})
+        job = app.state.jobs.add(hash_of("ann-key")[:16], request, models=["nowhere"], units=1, tokens=32).id
+        with ExitStack() as followed:
+            answers = [
+                followed.enter_context(httpx.stream("GET", f"{url}/jobs/{job}/events", headers=ANN)) for _ in range(12)
+            ]
+            assert [answer.status_code for answer in answers] == [200] * 11 + [429]
+            assert "requests on 11 of 16 connections" in answers[-1].read().decode()
+            assert httpx.get(f"{url}/jobs/{job}", headers=ANN).status_code == 429
+            assert httpx.post(f"{url}/generate", json=GENERATE, headers=BOB).status_code == 200
+        wait_for(lambda: httpx.get(f"{url}/jobs/{job}", headers=ANN).status_code == 200)
+
+
 class Computed:
     """Prompt tokens that the model really read, per request, by looking at what each step was given."""
 
