@@ -162,6 +162,8 @@ def _of_a_base(resolved: ResolvedRecipe, geometry: RopeGeometry, factor: float) 
     if factor != 1.0 or not resolved.rope_theta:
         return []
     frequencies = base_inv_freq(resolved.rope_theta, geometry.rotary_dim, torch.float32)
+    if geometry.learned_factors is not None:  # transformers applies them after its type
+        frequencies = frequencies * torch.tensor(geometry.learned_factors)
     if tuple(frequencies.tolist()) != resolved.inv_freq:
         return []
     return [{"rope_type": RopeType.DEFAULT, "rope_theta": resolved.rope_theta}]
@@ -173,7 +175,8 @@ def _listed(resolved: ResolvedRecipe, geometry: RopeGeometry, length: int, facto
     exponents = np.arange(0, geometry.rotary_dim, 2) / geometry.rotary_dim
     rotates = np.array(resolved.inv_freq) > 0
     frequencies = np.where(rotates, np.array(resolved.inv_freq), 1.0)
-    divisors = np.where(rotates, geometry.rope_theta**-exponents / frequencies, STILL).tolist()
+    plain = geometry.rope_theta**-exponents * (geometry.learned_factors or 1.0)
+    divisors = np.where(rotates, plain / frequencies, STILL).tolist()
     return {
         "rope_type": RopeType.LONGROPE,
         "rope_theta": geometry.rope_theta,

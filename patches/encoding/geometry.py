@@ -29,7 +29,8 @@ class RopeGeometry:
     keys by other positions than their own, if there is one. ``compresses_keys`` is true where layers also attend to
     keys that each cover several tokens (DeepSeek-V4). ``chooses_by_rotation`` is true where an indexer of the layers
     chooses their keys by other rotated states (DeepSeek-V3.2). ``declared`` is the request that the checkpoint's
-    ``rope_parameters`` would be, where its model reads them otherwise.
+    ``rope_parameters`` would be, where its model reads them otherwise. ``learned_factors`` multiply the frequencies of
+    every encoding that does not list its own (Mistral Large 4).
     """
 
     head_dim: int
@@ -49,6 +50,7 @@ class RopeGeometry:
     compresses_keys: bool = False
     chooses_by_rotation: bool = False
     declared: NativeMethod | None = None
+    learned_factors: tuple[float, ...] | None = None
 
     @property
     def rotating_pairs(self) -> int | None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import CAUSAL, EVERY_PAIR, DistanceRange, FirstKeys, Predicate, merged
-from patches.encoding.schedule import Schedule, chooses_pairs
+from patches.encoding.schedule import Schedule, chooses_pairs, lists_frequencies
 
 if TYPE_CHECKING:
     import torch
@@ -193,6 +193,8 @@ class Recipe:
             frequencies, attention_factor, rope_theta = fixed.schedule.frequencies(geometry, length, torch.float32)
             if geometry.rotating_pairs is not None and not chooses_pairs(fixed.schedule):
                 frequencies[geometry.rotating_pairs :] = 0.0
+            if geometry.learned_factors is not None and not lists_frequencies(fixed.schedule):
+                frequencies = frequencies * torch.tensor(geometry.learned_factors)
             inv_freq = tuple(frequencies.tolist())
         if geometry.chooses_by_rotation and geometry.rotates and not any(inv_freq):
             raise ValueError(ROTATION_CHOOSES)

@@ -62,6 +62,12 @@ def chooses_pairs(schedule: Schedule) -> bool:
     return getattr(schedule, "decides_on_pairs", False) or (inner is not None and chooses_pairs(inner))
 
 
+def lists_frequencies(schedule: Schedule) -> bool:
+    """True if a schedule, or the one inside it, gives each frequency as it is, whatever the model learned."""
+    inner = getattr(schedule, "schedule", None)
+    return getattr(schedule, "lists_frequencies", False) or (inner is not None and lists_frequencies(inner))
+
+
 @dataclass(frozen=True)
 class UnscaledSchedule:
     """rope_theta^(-2i/d), whatever the length."""

@@ -6,7 +6,7 @@ Works on attributes alone. ``patches.model.measuring.measurement`` finds out whi
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -54,10 +54,29 @@ class RotaryTable:
 
     def __init__(self, module: nn.Module, layer_type: str | None = None) -> None:
         self.module, self.layer_type = module, layer_type
+        self.order: torch.Tensor | None = None
+        """Pair -> its place in the module's buffer, where a measurement finds another order (Ernie 4.5 VL)."""
 
     @property
     def inv_freq(self) -> torch.Tensor:
-        return self.module.get_buffer("inv_freq" if self.layer_type is None else f"{self.layer_type}_inv_freq")
+        """Frequencies of the pairs [rotary_dim / 2], without learned factors."""
+        kept = self.module.get_buffer("inv_freq" if self.layer_type is None else f"{self.layer_type}_inv_freq")
+        return kept if self.order is None else kept[self.order]
+
+    @property
+    def learned_factors(self) -> tuple[float, ...] | None:
+        """Factors on the frequencies, whose logarithms were trained (Mistral Large 4); None elsewhere."""
+        logarithms = getattr(self.module, "alpha", None)
+        if not isinstance(logarithms, nn.Parameter):
+            return None
+        return tuple(logarithms.detach().float().exp().tolist())
+
+    @property
+    def turns(self) -> torch.Tensor:
+        """Angles per position [rotary_dim / 2], with learned factors."""
+        learned = self.learned_factors
+        kept = self.inv_freq.float()
+        return kept if learned is None else kept * torch.tensor(learned, device=kept.device)
 
     @property
     def attention_scaling(self) -> float:
@@ -71,7 +90,7 @@ class RotaryTable:
 
     def is_like(self, other: RotaryTable) -> bool:
         """True if both hold the same numbers."""
-        same = self.inv_freq.shape == other.inv_freq.shape and torch.equal(self.inv_freq, other.inv_freq)
+        same = self.inv_freq.shape == other.inv_freq.shape and torch.equal(self.turns, other.turns)
         return same and self.attention_scaling == other.attention_scaling
 
 
@@ -150,14 +169,22 @@ def formatted(
     return angles.cos() * factor, angles.sin() * factor
 
 
-def layout_of(output: object, position: torch.Tensor, inv_freq: torch.Tensor, factor: float) -> TableLayout | None:
+def layout_of(output: object, position: torch.Tensor, turns: torch.Tensor, factor: float) -> TableLayout | None:
     """Layout of the table that the rotary module returned for ``position`` [1, tokens]; None for one that we do not
     know."""
     for layout in get_args(TableLayout):
-        expected = formatted(position[..., None], inv_freq.float(), factor, layout)
+        expected = formatted(position[..., None], turns, factor, layout)
         if type(output) is type(expected) and _alike(output, expected):
             return layout  # type: ignore[no-any-return]
     return None
+
+
+def orders_of(output: Any, inv_freq: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Orders of ``inv_freq`` that the table for positions from 0 on may have, by its angles at position 1."""
+    cos, sin = (output.real, output.imag) if isinstance(output, torch.Tensor) else output[:2]
+    angles, pairs = torch.atan2(sin, cos)[0, 1].float(), len(inv_freq)
+    for turned in (angles[:pairs], angles[:: len(angles) // pairs]):
+        yield inv_freq.argsort()[turned.argsort().argsort()]
 
 
 def _alike(left: object, right: object) -> bool:

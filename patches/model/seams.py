@@ -66,7 +66,7 @@ class Patched(Encodings, NotCopied):
             geometry = replace(geometry, num_attention_heads=int(config.num_attention_heads))
         layers: dict[str, int] = dict(Counter(map(str, measurement.roles.values())))
         layers = layers or {"slots": int(config.num_hidden_layers)}
-        if tempered := len(temperatures) or tempered_layers(config):
+        if tempered := len(temperatures) or tempered_layers(model):
             layers["tempered"] = tempered
         super().__init__(geometry, layers, model.device, getattr(config, "rope_parameters", None))
         self.ranks = Ranks()

@@ -17,13 +17,13 @@ from torch import nn
 from patches.model.architectures import architecture_of
 from patches.model.measuring.geometry import UnsupportedModel, geometry_of, tables_of, text_config
 from patches.model.measuring.trial import TOKENS
-from patches.model.rotary_tables import RotaryTable, TableFormat, layout_of
+from patches.model.rotary_tables import RotaryTable, TableFormat, TableLayout, layout_of, orders_of
 
 BIDIRECTIONAL = "its attention is bidirectional: tokens see later ones"
 
 
 def table_format(table: RotaryTable) -> TableFormat:
-    """Format of the model's own rotary table."""
+    """Format of the model's own rotary table, whose ``order`` is measured too."""
     module = copy.deepcopy(table.module)  # a length-dependent one rewrites its buffers when it runs
     device = table.inv_freq.device
     position = torch.arange(TOKENS, device=device)[None]
@@ -37,11 +37,20 @@ def table_format(table: RotaryTable) -> TableFormat:
             by_plane = output(torch.float32, position.expand(3, 1, TOKENS))[0].ndim > whole[0].ndim
         except (RuntimeError, IndexError):  # it takes plain positions only
             by_plane = False
-    copied = RotaryTable(module, table.layer_type)
-    layout = layout_of(whole, position, copied.inv_freq, _factor_of(whole))
+    layout = _layout_of(whole, position, RotaryTable(module, table.layer_type), table)
     if layout is None:
         raise UnsupportedModel("its rotary module returns a table in no layout that we know")
     return TableFormat(layout, isinstance(half, torch.Tensor) or half[0].dtype == torch.float32, by_plane)
+
+
+def _layout_of(output: Any, position: torch.Tensor, copied: RotaryTable, table: RotaryTable) -> TableLayout | None:
+    """Layout of what the module of ``copied`` returned. ``table`` learns in which order its pairs turn."""
+    factor, kept = _factor_of(output), copied.inv_freq
+    for order in (None, *orders_of(output, kept)):
+        copied.order = table.order = order
+        if (layout := layout_of(output, position, copied.turns, factor)) is not None:
+            return layout
+    return None
 
 
 def _factor_of(table: Any) -> float:

@@ -83,6 +83,7 @@ def geometry_of(model: nn.Module, table: RotaryTable | None = None) -> RopeGeome
         "family": _family_of(native, parameters),
         "native": native,
         "latent": latent,
+        "learned_factors": None if table is None else table.learned_factors,
     }
     geometry = RopeGeometry(**{**measured, **facts})
     if native is None or parameters is None or getattr(config, CHUNKS, None):
@@ -125,10 +126,17 @@ def text_config(model: nn.Module) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def tempered_layers(config: Any) -> int:
-    """Layers that scale their queries by position outside of the seams, as all of Ministral 3 and Mistral 4 do."""
+def tempered_layers(model: nn.Module) -> int:
+    """Layers that scale their queries by position outside of the seams, as all of Ministral 3 and Mistral 4 do.
+
+    Those of Mistral Large 4 learn the scale.
+    """
+    config = text_config(model)
     declared = getattr(config, "rope_parameters", None) or {}
-    return int(config.num_hidden_layers) if declared.get("llama_4_scaling_beta") else 0
+    if declared.get("llama_4_scaling_beta"):
+        return int(config.num_hidden_layers)
+    learned = (part for part in model.modules() if isinstance(getattr(part, "softmax_scaling", None), nn.Module))
+    return len({part.layer_idx for part in learned})
 
 
 def chunked_layers(config: Any) -> dict[int, int]:
@@ -165,7 +173,7 @@ def refuse_other_frequencies(table: RotaryTable, native: ResolvedRecipe) -> None
     """
     if native.length is not None or not native.rotates:
         return  # a module that depends on the length rewrites its frequencies when it runs
-    own, resolved = table.inv_freq.float().cpu(), torch.tensor(native.inv_freq, dtype=torch.float32)
+    own, resolved = table.turns.cpu(), torch.tensor(native.inv_freq, dtype=torch.float32)
     tolerance = max(1e-4, 8 * torch.finfo(table.inv_freq.dtype).eps)
     if own.shape != resolved.shape or not torch.allclose(own, resolved, rtol=tolerance, atol=0.0):
         raise UnsupportedModel(

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
+import torch
+from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from patches import InvalidEncoding, UnsupportedModel, patched
+from patches.rope_parameters import rope_parameters
 from tests.field.configurations import VARIANTS, tiny_model
+from tests.models import tiny_tokens
+from tests.patches.forward import relative
 from tests.patches.model.architectures.checks import (
+    LENGTH,
     MOVING,
     SHORT_FORMS,
+    TOLERANCE,
     by_kind,
     equals_reference,
     equals_transformers,
     refuses,
 )
 
-kinds = by_kind("granite_swa", "hunyuan_v1_dense")
+kinds = by_kind("granite_swa", "hunyuan_v1_dense", "mistral_large4")
 CARRIED = (
     "beam",  # rotates in layers with a window only
     "gemma4_text",  # heads of two sizes
@@ -91,3 +101,46 @@ def test_dynamic_with_an_alpha_is_one_larger_base(kind: str) -> None:
             assert patch.resolve(ALPHA, length).inv_freq == patch.resolve("default", length).inv_freq
         with pytest.raises(InvalidEncoding, match="alpha"):
             patch.encoding({**ALPHA, "factor": 2.0})
+
+
+@kinds("ernie4_5_vl_moe")
+def test_another_order_of_the_frequencies_is_measured(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(kind)
+    equals_transformers(model)
+    equals_reference(model, SHORT_FORMS, monkeypatch)
+    kept = model.get_buffer("model.language_model.rotary_emb.inv_freq").tolist()
+    with patched(model) as patch:
+        assert patch.geometry.interleaved
+        assert list(patch.resolve("default", LENGTH).inv_freq) == sorted(kept, reverse=True) != kept
+
+
+LEARNED = "model.language_model.rotary_emb.alpha"
+
+
+def scaled(model: PreTrainedModel, parameters: dict[str, Any]) -> PreTrainedModel:
+    """A model with the same weights under other ``rope_parameters``."""
+    config = copy.deepcopy(model.config)
+    config.get_text_config().rope_parameters = parameters
+    other: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    other.load_state_dict(model.state_dict())
+    return other.eval()
+
+
+@kinds("mistral_large4")
+@pytest.mark.parametrize("fields", ["linear:4", "ntk:2", {"method": "custom", "inv_freq": [0.9, 0.1, 0.02, 0.0]}])
+def test_learned_factors_multiply_frequencies_as_in_transformers(kind: str, fields: Any) -> None:
+    model = tiny_model(kind)
+    equals_transformers(model)
+    learned = model.get_parameter(LEARNED).exp()
+    assert (learned - 1).abs().min() > 0.05
+    tokens = tiny_tokens(2, LENGTH)
+    with patched(model) as patch, torch.no_grad():
+        assert patch.layers == {"slots": 2, "never": 1, "tempered": 3}
+        resolved = patch.resolve(fields, LENGTH)
+        written = rope_parameters(resolved, patch.geometry, LENGTH)
+        logits = model(tokens, **patch.encoding(fields, LENGTH)).logits
+    if isinstance(fields, dict):
+        assert resolved.inv_freq == tuple(torch.tensor(fields["inv_freq"]).tolist())
+    for parameters in written:
+        with torch.no_grad():
+            assert relative(scaled(model, parameters)(tokens).logits, logits) < TOLERANCE
