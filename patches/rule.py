@@ -14,13 +14,10 @@ from patches.methods.frequencies.by_parts import DynamicYarn
 from patches.methods.frequencies.default import Default
 
 
-def ranges_by_rule(geometry: RopeGeometry, rotates_within: int | None = None) -> list[tuple[int | None, Method]]:
-    """(longest reserved length, method) of every range, ascending. The last range ends where the model's table does.
-
-    ``rotates_within``: most tokens in the window or chunk of a rotating layer; None if one has neither.
-    """
+def ranges_by_rule(geometry: RopeGeometry) -> list[tuple[int | None, Method]]:
+    """(longest reserved length, method) of every range, ascending. The last range ends where the model's table does."""
     own, trained = Default(), geometry.original_max_position_embeddings
-    if not geometry.rotates or (rotates_within is not None and rotates_within <= trained):
+    if not geometry.rotates or (geometry.window is not None and geometry.window <= trained):
         return [(geometry.table_rows, own)]
     ranges: list[tuple[int | None, Method]] = [(trained, own)]
     if (declared := _declared_length(geometry)) > trained:

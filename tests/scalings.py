@@ -97,9 +97,15 @@ def _kimi() -> Case:
     return Case("DeepseekV3Config", published, _LATENT)
 
 
+def _vicuna() -> Case:
+    published = {"rope_theta": 1e4, "max_position_embeddings": 4096, "max_sequence_length": 16384, "head_dim": 128}
+    return Case("LlamaConfig", {**published, "rope_scaling": {"type": "linear", "factor": 4.0}})
+
+
 CASES: dict[str, Case] = {
     "Llama 3.1 8B": _llama(8.0, 128),
     "Llama 3.2 1B": _llama(32.0, 64),
+    "Vicuna 7B v1.5 16k": _vicuna(),
     "Qwen2.5 7B, its card's YaRN": _qwen("Qwen2Config", 32768),
     "Qwen3 8B, its card's YaRN": _qwen("Qwen3Config", 40960),
     "Phi-3-mini-128k": Case(
@@ -254,7 +260,8 @@ NOTES = """
 lists of Phi's LongRoPE are left out. *Base*: `rope_theta`. *Slowest pair*: the divisor of the lowest frequency up to
 the trained length. The divisor at four times this length follows if it differs. *Cos and sin*, *scores*: the factors on
 them there. *Layers*: those with the encoding of the request. The others keep their own rotation. A checkpoint with
-`linear` declares no trained length: it is the declared length divided by the factor.
+`linear` declares no trained length: it is the declared length divided by the factor. Some declare the product with the
+factor as `max_sequence_length` (Vicuna): their trained length is `max_position_embeddings`.
 
 The tests compare all rows but the last with transformers at 1, 2 and 4 times the trained length. The logits of the
 last tokens agree within 2e-5, behind a cache of all earlier keys. No extension applies twice:

@@ -30,7 +30,9 @@ class RopeGeometry:
     keys that each cover several tokens (DeepSeek-V4). ``chooses_by_rotation`` is true where an indexer of the layers
     chooses their keys by other rotated states (DeepSeek-V3.2). ``declared`` is the request that the checkpoint's
     ``rope_parameters`` would be, where its model reads them otherwise. ``learned_factors`` multiply the frequencies of
-    every encoding that does not list its own (Mistral Large 4).
+    every encoding that does not list its own (Mistral Large 4). ``window`` is the number of tokens in the largest
+    window or chunk of the layers that requests rotate; None if one has neither. ``sees_all`` is true where another
+    layer attends to all tokens.
     """
 
     head_dim: int
@@ -51,6 +53,8 @@ class RopeGeometry:
     chooses_by_rotation: bool = False
     declared: NativeMethod | None = None
     learned_factors: tuple[float, ...] | None = None
+    window: int | None = None
+    sees_all: bool = True
 
     @property
     def rotating_pairs(self) -> int | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 import numpy as np
 
 from patches.encoding.geometry import RopeGeometry
-from patches.encoding.masks import CAUSAL, EVERY_PAIR, DistanceRange, FirstKeys, Predicate, merged
+from patches.encoding.masks import CAUSAL, EVERY_PAIR, DistanceRange, FirstKeys, Predicate, begins_at, merged
 from patches.encoding.schedule import Schedule, chooses_pairs, lists_frequencies
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Part = TypeVar("Part")
 ROTATES_NOTHING = "this model was trained without rotary embeddings: only encodings that rotate nothing apply to it"
+WITHOUT_EFFECT = (
+    "it has no effect on this model: its layers attend to the last {window} tokens. It begins beyond them"
+)
 ROTATION_CHOOSES = (
     "only encodings that rotate apply to this model: its layers choose keys by other rotated states. Without "
     "rotation many of these scores are equal, and later text decides between them"
@@ -181,6 +184,8 @@ class Recipe:
         import torch
 
         self._refuse_other_families(geometry)
+        if self._is_without_effect(geometry):
+            raise ValueError(WITHOUT_EFFECT.format(window=geometry.window))
         fixed = replace(
             self,
             score_bias=_at(self.score_bias, length),
@@ -208,6 +213,15 @@ class Recipe:
             offset=geometry.rotary_offset,
             reverses=geometry.reverses,
         )
+
+    def _is_without_effect(self, geometry: RopeGeometry) -> bool:
+        """True if maps and masks begin beyond the windows of the layers that they apply to."""
+        window, predicates = geometry.window, [band.predicate for band in self.bands]
+        if window is None or not self.moves or (geometry.sees_all and merged(predicates) != [CAUSAL]):
+            return False
+        near = [band for band in self.bands if begins_at(band.predicate) < window]
+        ranges = [band.predicate for band in near if isinstance(band.predicate, DistanceRange)]
+        return all(band.keeps_positions for band in near) and any(each.is_causal_below(window) for each in ranges)
 
     def _refuse_other_families(self, geometry: RopeGeometry) -> None:
         if self.schedule is not None and not geometry.rotates:

@@ -168,7 +168,9 @@ class ChunkLlama(_ConstantKind):
 class LongRopeTemperature(_ConstantKind):
     kind: Literal["longrope"] = "longrope"
     factor: Factor = Field(description="Extension factor s: the multiplier is 1 + ln s / ln(length).")
-    length: Length | None = Field(None, description="Length that s is relative to; the trained length when absent.")
+    length: Length | None = Field(
+        None, description="Length that s is relative to; that of the encoding it belongs to when absent."
+    )
 
     def value(self, trained_length: int) -> float:
         return 1.0 + math.log(self.factor) / math.log(self.length or trained_length)
@@ -178,7 +180,9 @@ class LogN(_Temperature):
     """max(1, ln(p + 1) / ln(length))."""
 
     kind: Literal["log_n"] = "log_n"
-    length: Length | None = Field(None, description="Length where it begins; the trained length when absent.")
+    length: Length | None = Field(
+        None, description="Length where it begins; that of the encoding it belongs to when absent."
+    )
 
     def temperature(self, trained_length: int) -> AttentionTemperature:
         return LogLengthTemperature(self.length or trained_length)
@@ -189,7 +193,9 @@ class FloorLog(_Temperature):
 
     kind: Literal["floor_log"] = "floor_log"
     beta: Annotated[float, Field(ge=0.0, le=10.0, strict=True)] = Field(0.1, description="Weight of the logarithm.")
-    length: Length | None = Field(None, description="Length of a step (Llama 4: 8192); the trained length when absent.")
+    length: Length | None = Field(
+        None, description="Length of a step (Llama 4: 8192); that of its encoding when absent."
+    )
     offset: Annotated[int, Field(ge=0, le=1, strict=True)] = Field(0, description="1 in Llama 4, 0 in Ministral 3.")
 
     def temperature(self, trained_length: int) -> AttentionTemperature:
@@ -200,7 +206,9 @@ class ReservedLength(_Temperature):
     """max(1, 0.1 ln(n / length) + 1)^2 for the request's reserved length n (Qwen2.5-1M)."""
 
     kind: Literal["reserved_length"] = "reserved_length"
-    length: Length | None = Field(None, description="Length where it begins; the trained length when absent.")
+    length: Length | None = Field(
+        None, description="Length where it begins; that of the encoding it belongs to when absent."
+    )
 
     def temperature(self, trained_length: int) -> AttentionTemperature:
         return ReservedLengthTemperature(self.length or trained_length)

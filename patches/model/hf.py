@@ -141,8 +141,9 @@ def _measured(model: PreTrainedModel, attention_name: str) -> Measurement:
 def patched(model: PreTrainedModel) -> Iterator[Patched]:
     """Within it, ``model`` takes an encoding per row; leaving restores it bit-exactly.
 
-    ``Patched.encoding`` gives the keyword argument. Gradients flow through every method, except into T5's table and
-    into learned factors of frequencies (Mistral Large 4), whose values are read here. Outside, the argument has no meaning: ``generate`` refuses it, and a forward may ignore it.
+    ``Patched.encoding`` gives the keyword argument. Gradients flow through every method. T5's table and learned factors
+    of frequencies (Mistral Large 4) get none: their values are read here. Outside, the argument has no meaning:
+    ``generate`` refuses it, and a forward may ignore it.
     Under biases, Intel's processors are faster after ``torch.set_flush_denormal(True)``.
 
     Raises:

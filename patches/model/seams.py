@@ -23,6 +23,7 @@ from patches.attention.paged.batch import PagedBatch
 from patches.attention.paged.rows import Variant
 from patches.batch.segments import Batch
 from patches.batch.slots import positions_of
+from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import UNBOUNDED, LayerMask
 from patches.encoding.recipe import AttentionTemperature, ResolvedRecipe
 from patches.model.absolute import AbsoluteEmbedding, embeddings
@@ -35,7 +36,7 @@ from patches.model.encodings import KEYWORD, Encodings
 from patches.model.forward import Forwards
 from patches.model.fusion.active import fusing
 from patches.model.measuring.continuation import continues, keeps_texts_apart, returns_cache
-from patches.model.measuring.geometry import tempered_layers, text_config
+from patches.model.measuring.geometry import chunked_layers, tempered_layers, text_config
 from patches.model.measuring.measurement import Measurement
 from patches.model.ranks import Ranks, heads_of_rank
 from patches.model.recorded.recording import Recordings
@@ -61,7 +62,8 @@ class Patched(Encodings, NotCopied):
     ) -> None:
         """``temperatures`` replace those that layers would compute by counting tokens."""
         config = self._config = text_config(model)
-        heads, geometry = heads_of_rank(model, measurement.geometry.num_attention_heads), measurement.geometry
+        heads = heads_of_rank(model, measurement.geometry.num_attention_heads)
+        geometry = _with_windows(measurement, chunked_layers(config))
         if heads is not None:  # encodings are those of the whole model
             geometry = replace(geometry, num_attention_heads=int(config.num_attention_heads))
         layers: dict[str, int] = dict(Counter(map(str, measurement.roles.values())))
@@ -111,13 +113,6 @@ class Patched(Encodings, NotCopied):
         layers = sorted({*self.windowed, *self.attention_seam.chunks})
         masks = {layer: self.attention_seam.layer_mask(layer) for layer in layers}
         return {layer: mask for layer, mask in masks.items() if mask.most_keys < UNBOUNDED}
-
-    @property
-    def rotates_within(self) -> int | None:
-        """Tokens of the largest window or chunk of the layers that requests rotate; None if one has neither."""
-        sizes = {**self.windowed, **self.attention_seam.chunks}
-        found = [sizes.get(layer) for layer, role in self.roles.items() if role == "slots"]
-        return max((size for size in found if size is not None), default=None) if all(found) else None
 
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The model's own ``forward`` with plain positions; its state is known to the seams until it returns.
@@ -313,3 +308,11 @@ class Patched(Encodings, NotCopied):
         sink_window = self.sink_window(self.slots[slot])
         if sink_window is not None:
             self.ranks.apply(evict, cache, *sink_window)
+
+
+def _with_windows(measurement: Measurement, chunks: Mapping[int, int]) -> RopeGeometry:
+    sizes = {**measurement.windowed, **chunks}
+    rotated = [sizes.get(layer) for layer, role in measurement.roles.items() if role == "slots"]
+    others = [sizes.get(layer) for layer, role in measurement.roles.items() if role != "slots"]
+    window = max((size for size in rotated if size is not None), default=None) if all(rotated) else None
+    return replace(measurement.geometry, window=window, sees_all=not all(others))

@@ -38,13 +38,15 @@ SECTIONS: dict[Group, tuple[str, str]] = {
     ),
     "position map": (
         "Position maps",
-        "A map changes the positions of a query and a key by their distance. Every token is still attended. "
+        "A map changes the positions of a query and a key by their distance. Every token is still attended, except "
+        "beyond a layer's own window. "
         "Pictures: the effective distance of every pair of tokens, and that of the last token.",
     ),
     "mask": (
         "Masks",
-        "A mask limits the tokens that are attended. Other tokens are lost, however low the perplexity. Pictures: the "
-        "effective distance of every pair of tokens, white where not attended, and that of the last token.",
+        "A mask limits the tokens that are attended. Other tokens are lost, however low the perplexity. Beyond a "
+        "layer's own window the first tokens are lost, too. Pictures: the effective distance of every pair of tokens, "
+        "white where not attended, and that of the last token.",
     ),
     "bias": (
         "Biases",

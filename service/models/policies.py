@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 def auto_by_rule(served: ServedModel) -> Auto:
     """The method of ``auto`` for a model without a policy."""
-    by_rule = ranges_by_rule(served.patch.geometry, served.patch.rotates_within)
+    by_rule = ranges_by_rule(served.patch.geometry)
     ranges = tuple(Range(up_to=up_to, pe=method) for up_to, method in by_rule)
     return Auto(ranges=ranges, origin=Origin(source="rule"))
 

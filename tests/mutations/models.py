@@ -3,6 +3,8 @@
 from tests.mutations.mutation import Mutation
 
 ROTATIONS = "tests/patches/model/architectures/test_rotations.py"
+LEARNED_FACTORS = f"{ROTATIONS}::test_learned_factors_multiply_frequencies_as_in_transformers"
+WITHOUT_EFFECT = "tests/patches/model/architectures/test_without_effect.py"
 MULTIMODAL = "tests/patches/model/architectures/test_multimodal.py"
 NATIVE_POSITIONS = "tests/patches/model/architectures/test_native_positions.py"
 OTHER_FAMILIES = "tests/patches/model/architectures/test_other_families.py"
@@ -21,12 +23,14 @@ PARITY = "tests/patches/model/library/test_transformers_parity.py"
 CHOSEN_KEYS = "tests/patches/model/architectures/test_chosen_keys.py"
 
 MODELS = [
+    Mutation("an encoding without effect is accepted", "patches", "if self._is_without_effect(geometry):", "if False:",
+             (f"{WITHOUT_EFFECT}::test_maps_and_masks_beyond_every_window_are_refused",)),
     Mutation("encodings lack learned factors", "patches", "if geometry.learned_factors is not None and not lists_",
-             "if False and not lists_", (f"{ROTATIONS}::test_learned_factors_multiply_frequencies_as_in_transformers",)),
+             "if False and not lists_", (LEARNED_FACTORS,)),
     Mutation("learned factors multiply a list", "patches", "and not lists_frequencies(fixed.schedule):", "and True:",
-             (f"{ROTATIONS}::test_learned_factors_multiply_frequencies_as_in_transformers",)),
+             (LEARNED_FACTORS,)),
     Mutation("exports divide by learned factors", "patches", "* (geometry.learned_factors or 1.0)", "* 1.0",
-             (f"{ROTATIONS}::test_learned_factors_multiply_frequencies_as_in_transformers",)),
+             (LEARNED_FACTORS,)),
     Mutation("a table has the order of its buffer", "patches", "kept if self.order is None else kept[self.order]",
              "kept", (f"{ROTATIONS}::test_another_order_of_the_frequencies_is_measured",)),
     Mutation("numbers of a form are rounded", "service/models", "if not _is_exact(number):", "if False:",

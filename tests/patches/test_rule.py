@@ -45,7 +45,7 @@ def test_a_shipped_scaling_serves_the_length_that_it_declares(native: str, decla
 def test_a_model_whose_rotating_layers_are_local_keeps_its_own_encoding() -> None:
     """Dynamic YaRN cost 2 to 5 % of perplexity there, since no distance exceeds a window."""
     for within, ends in ((64, [None]), (65, [64, None]), (None, [64, None])):
-        assert [up_to for up_to, _ in ranges_by_rule(PLAIN, within)] == ends
+        assert [up_to for up_to, _ in ranges_by_rule(replace(PLAIN, window=within))] == ends
 
 
 @pytest.mark.parametrize("family", ["bias", "learned", "sinusoidal", "none"])

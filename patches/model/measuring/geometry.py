@@ -307,8 +307,11 @@ def _trained_length(config: Any, parameters: dict[str, Any], native: Method | No
     if declared:
         return int(declared)
     if native is not None and parameters.get("rope_type") == "linear":
-        # By convention such a checkpoint declares the length after interpolation and keeps no other.
-        return max(2, round(longest / float(parameters["factor"])))
+        # By convention such a checkpoint declares the length after interpolation and keeps no other. Vicuna's and
+        # LongChat's declare that beside the trained one.
+        factor = float(parameters["factor"])
+        after = getattr(config, "max_sequence_length", None)
+        return longest if after == round(factor * longest) else max(2, round(longest / factor))
     return longest
 
 

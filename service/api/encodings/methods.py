@@ -221,6 +221,7 @@ async def _info(served: ServedModel, request: Request) -> ModelInfo:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocab_size=served.vocab_size,
         trained_length=served.trained_length,
+        window=served.patch.geometry.window,
         max_length=served.max_length,
         pe=served.patch.describe(parse({"method": "default"}), served.trained_length),
         auto=await in_listings(served, request),

@@ -47,6 +47,9 @@ class ModelInfo(BaseModel):
     parameters: int
     vocab_size: int
     trained_length: int
+    window: int | None = Field(
+        None, description="Tokens that the layers rotated by requests attend to, where all have a window or a chunk."
+    )
     max_length: int
     pe: dict[str, Any]
     auto: AutoRanges | None = None

@@ -35,8 +35,8 @@ def test_a_window_that_a_configuration_may_have_is_kept(kind: str) -> None:
     model = tiny_model(kind, **SET[kind])
     with patched(model) as patch:
         assert set(patch.windowed.values()) == {WINDOW}
-        assert patch.rotates_within in (WINDOW, None)
-        assert (patch.rotates_within is None) is (len(patch.windowed) < len(patch.roles))
+        assert patch.geometry.window in (WINDOW, None)
+        assert (patch.geometry.window is None) is (len(patch.windowed) < len(patch.roles))
     equals_transformers(model)
 
 
