@@ -7,7 +7,6 @@ that is hard for both counts for nothing. A share is compared by the difference 
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -160,7 +159,7 @@ def _alone(entries: Sequence[Entry], names: Sequence[str], partners: Sequence[in
 def _label(encoding: str) -> str:
     """The label of an encoding in short form, or of an object as JSON."""
     try:
-        return label_of(parse(json.loads(encoding) if encoding.startswith("{") else encoding))
+        return label_of(parse(encoding))
     except ValueError:
         return encoding
 

@@ -137,6 +137,8 @@ class TestPerplexity:
                 None if method.name == of else of for method in result.methods
             ]
             assert result.against() == of
+        with pytest.raises(NotComparable, match=r"is none of default"):
+            compared(named, '{"method": ' + "[" * 10_000)
         with pytest.raises(NotComparable, match="'nope' is none of default") as refused:
             compared(named, "nope")
         assert refused.value.field == "baseline"
