@@ -25,8 +25,9 @@ from patches.encoding.method import Method
 from patches.encoding.recipe import Recipe, ResolvedRecipe
 from patches.encoding.schedule import RopeType
 from patches.factors import by_factors, factors_of, starts
+from patches.json_text import Trail, path_of, read_json, repeated
 from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, parse
-from patches.problems import KnownFields, Problem, not_json, problem, problems_of, unknown
+from patches.problems import KnownFields, Problem, problem, problems_of, unknown
 from patches.proposals import UNSCALED, alike, candidates
 from patches.registry import METHODS, describe_method, describe_methods, examples, questions
 from patches.resolution import EchoMismatch, describe, effective, is_own, resolve
@@ -99,6 +100,7 @@ __all__ = [
     "RopeType",
     "SlotTable",
     "SlotsExhausted",
+    "Trail",
     "UnsupportedModel",
     "alike",
     "allowed_rounding",
@@ -126,17 +128,19 @@ __all__ = [
     "is_own",
     "is_trained_at_its_length",
     "label_of",
-    "not_json",
     "of_today",
     "one_per_route",
     "packed_batch",
     "paged_batch",
     "parse",
     "patched",
+    "path_of",
     "problem",
     "problems_of",
     "questions",
     "ranges_by_rule",
+    "read_json",
+    "repeated",
     "resolve",
     "rope_parameters",
     "runs_triton",

@@ -40,19 +40,6 @@ def problem(kind: str, message: str, field: str = "") -> PydanticCustomError:
     return PydanticCustomError(kind, "{message}", {"message": message, "field": field})
 
 
-def not_json(error: Exception) -> str:
-    """The reason why a text is no JSON, from an error of ``json``."""
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at character {error.pos + 1}"
-    return str(error) if isinstance(error, UnicodeError) else f"a number has more than {MOST_DIGITS} digits"
-
-
-MOST_DIGITS = sys.get_int_max_str_digits()
-"""Python converts no longer whole numbers, and its error is for programmers."""
-
-
 FEW = 6
 """Names that are listed where another place has them all."""
 

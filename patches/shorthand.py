@@ -15,9 +15,12 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
+from pydantic_core import PydanticCustomError
+
 from patches.encoding.method import Method
 from patches.encoding.temperature import to_short_form
-from patches.problems import MAX_SHOWN, not_json, unknown
+from patches.json_text import NOT_JSON, read_json
+from patches.problems import MAX_SHOWN, problem, unknown
 from patches.registry import METHODS
 
 LABEL = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
@@ -37,10 +40,7 @@ def from_text(text: str) -> dict[str, Any]:
     """
     if not text.lstrip().startswith("{"):
         return from_shorthand(text)
-    try:
-        fields: dict[str, Any] = json.loads(text)
-    except (RecursionError, ValueError) as error:
-        raise ValueError(f"not valid JSON: {not_json(error)}") from None
+    fields: dict[str, Any] = read_json(text)
     return fields
 
 
@@ -73,9 +73,9 @@ def field_value(method: type[Method], key: str, text: str, depth: int = NESTED) 
     """The value of one field: JSON, or text, which is a short form if the field takes an encoding.
 
     Raises:
-        ValueError: as ``from_shorthand``, for a field that takes an encoding.
+        ValueError: as ``from_shorthand``, for a field that takes an encoding. As ``read_json``, for JSON.
     """
-    value = _value(text)
+    value = _value(text, key)
     if not isinstance(value, str) or not _takes_an_encoding(method, key):
         return value
     if depth == 0:
@@ -177,12 +177,18 @@ def _fields_of_a_bare_value(method: type[Method]) -> list[str]:
     return [*required, *own] or (list(fields) if len(fields) == 1 else [])
 
 
-def _value(text: str) -> Any:
-    """JSON or the text itself. NaN and infinity stay text: they are no JSON, and validation refuses them."""
+def _value(text: str, key: str = "") -> Any:
+    """JSON or the text itself. NaN and infinity stay text: validation refuses them.
+
+    Raises:
+        PydanticCustomError: by ``problem``, for JSON of the field ``key`` that no request may have.
+    """
     try:
-        return json.loads(text, parse_constant=str)
-    except (ValueError, RecursionError):
-        return text
+        return read_json(text, constant=str)
+    except PydanticCustomError as error:
+        if error.type == NOT_JSON:
+            return text
+        raise problem(error.type, error.message(), f"{key}.{(error.context or {})['field']}".strip(".")) from None
 
 
 def label_of(method: Method) -> str:

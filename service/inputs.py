@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -121,6 +122,18 @@ TAGS = frozenset(
     | {"a_tool", "any_tool"}
 )
 """Words that unions in requests add to the location of a problem."""
+
+
+def as_json(value: Any) -> str:
+    """``value`` as JSON, to check that it can be written.
+
+    Raises:
+        PydanticCustomError: for a number that JSON does not have.
+    """
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise problem("not_finite", "holds a number that JSON does not have, such as NaN") from None
 
 
 def is_longer(text: str, most: int) -> bool:

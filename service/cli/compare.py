@@ -27,7 +27,8 @@ def compare(  # noqa: PLR0913 - one argument per option
     results: Annotated[
         list[str],
         typer.Argument(
-            metavar="[NAME=]RESULT...", help="Each a file that `--json` printed, or a job. NAME is for the figure."
+            metavar="[NAME=]RESULT...",
+            help="Each a file that `--json` printed, or a job. NAME is for the figure, not its model or place.",
         ),
     ],
     baseline: Annotated[
@@ -53,8 +54,7 @@ def compare(  # noqa: PLR0913 - one argument per option
     if picture_name is not None and not plots:
         raise typer.BadParameter("--picture needs --plot: it names the picture that --plot saves")
     try:
-        found, names, given = _found(results, server)
-        result = compared(found, names, given=given, baseline=baseline)
+        result = compared(*_found(results, server), baseline=baseline)
     except NotComparable as error:
         hint = ", as in NAME=RESULT" if error.field == "names" else ""
         fail(f"--baseline: {error}" if error.field == "baseline" else f"{error}{hint}")
@@ -72,15 +72,14 @@ def compare(  # noqa: PLR0913 - one argument per option
         save(path, picture(result, path, picture_name))
 
 
-def _found(arguments: Sequence[str], server: str | None) -> tuple[list[EvaluationResult], list[str], bool]:
-    """The results of files and of jobs on the server, their names, and whether any name was given."""
+def _found(arguments: Sequence[str], server: str | None) -> tuple[list[EvaluationResult], list[str], list[str]]:
+    """The results of files and of jobs on the server, their names where given, and their places."""
     parts = [_parts(argument) for argument in arguments]
     results = [_of_file(place) if _is_file(place) else _of_job(place, server) for _, place in parts]
     places = [Path(place).stem if _is_file(place) else place[:12] for _, place in parts]
     if len(set(places)) < len(places):
         places = [place for _, place in parts]
-    names = [name or place for (name, _), place in zip(parts, places, strict=True)]
-    return results, names, any(name for name, _ in parts)
+    return results, [name for name, _ in parts], places
 
 
 def _parts(argument: str) -> tuple[str, str]:

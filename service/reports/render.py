@@ -28,18 +28,19 @@ def comparison_of(
     form: str,
     sources: Sequence[tuple[str, bytes]],
     names: Sequence[str],
-    given: bool,
+    places: Sequence[str],
     baseline: str | None,
     options: PageOptions = PAGE,
 ) -> Rendered:
-    """The comparison of results in a form of ``file_of``. Each is (its evaluation, JSON under gzip)."""
+    """The comparison of results in a form of ``file_of``. Each is (its evaluation, JSON under gzip). ``names`` and
+    ``places`` are those of ``compared``."""
     from service.evaluation.comparison.checks import NotComparable
     from service.evaluation.comparison.comparing import compared
     from service.reports.forms import form_of
 
     results = [result_type(evaluation).model_validate_json(gzip.decompress(packed)) for evaluation, packed in sources]
     try:
-        return form_of(form, compared(results, names, given=given, baseline=baseline), None, options)
+        return form_of(form, compared(results, names, places, baseline=baseline), None, options)
     except NotComparable as error:
         return refused(error.field, str(error))
 

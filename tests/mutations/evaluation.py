@@ -278,4 +278,11 @@ EVALUATION = [
              ("tests/service/figures/test_readable.py",)),
     Mutation("rounding decides the best of a column", "service/evaluation", "if are_equal(value, best))",
              "if value == best)", ("tests/service/evaluation/perplexity/test_tables.py",)),
+    Mutation("a name renames the other results", "service/evaluation",
+             "own = models if len(set(models)) == len(models)",
+             "own = models if not any(names) and len(set(models)) == len(models)", (COMPARISON,)),
+    Mutation("outcomes of other end tokens are reused", "service/evaluation",
+             '            "eos": list(self.eos_token_ids),\n', "", ("tests/service/jobs/test_every_input.py",)),
+    Mutation("outcomes of other queries are reused", "service/evaluation", '            "queries": self.queries,\n', "",
+             ("tests/service/jobs/test_every_input.py",)),
 ]  # fmt: skip

@@ -7,12 +7,12 @@ from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from patches import problem
 from service.api.openai.body import NOT_USED, CacheControl, StoredBody, text_in, type_of
 from service.api.openai.messages import MOST_MESSAGES
-from service.inputs import text_or_list
+from service.inputs import as_json, text_or_list
 
 NOT_TEXT = ("document", "image", "search_result")
 Id = Annotated[str, Field(max_length=256)]
@@ -37,13 +37,18 @@ class ThinkingBlock(Block):
     signature: str | None = Field(None, description=NOT_USED)
 
 
+def _writable(value: dict[str, Any]) -> dict[str, Any]:
+    as_json(value)  # templates write it
+    return value
+
+
 class ToolUseBlock(Block):
     """A call of an earlier answer."""
 
     type: Literal["tool_use"]
     id: Id
     name: Annotated[str, Field(max_length=256)]
-    input: dict[str, Any]
+    input: Annotated[dict[str, Any], AfterValidator(_writable)]
 
     def for_template(self) -> dict[str, Any]:
         """The call for chat templates."""

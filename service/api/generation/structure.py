@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from patches import KnownFields, not_json, problem
+from patches import KnownFields, problem, read_json
+from service.inputs import as_json
 from service.models.text.closed_schemas import closed
 from service.models.text.grammar_parts import Known
 from service.models.text.grammar_text import FLEXIBLE, ONE_LINE, of_choices, of_regex, of_schema
@@ -70,22 +70,11 @@ def strictly(schema: dict[str, Any], *, strict: bool | None) -> dict[str, Any]:
 
 def _as_object(value: Any) -> Any:
     """vLLM takes a schema as text too."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (RecursionError, ValueError) as error:
-        raise problem("not_json", f"is no JSON: {not_json(error)}") from error
+    return read_json(value) if isinstance(value, str) else value
 
 
 def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
-    try:
-        size = len(json.dumps(schema, allow_nan=False))
-    except RecursionError as error:
-        raise problem("nested", "is nested too deeply") from error
-    except ValueError as error:
-        raise problem("not_finite", "holds a number that JSON does not have, such as NaN") from error
-    if size > MOST:
+    if len(as_json(schema)) > MOST:
         raise problem("too_large", f"may have at most {MOST} characters of JSON")
     return schema
 

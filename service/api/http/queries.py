@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 from pydantic import BeforeValidator
 
-from patches import problem, unknown
+from patches import problem, repeated, unknown
 from service.errors import MAX_CHARS, bad_request
 
 
@@ -71,9 +70,3 @@ def check_query(request: Request, known: dict[str, None] | None) -> None:
     kind = "query parameter"
     message = unknown(kind, wrong, known) if known else f"unknown {kind} {wrong[:MAX_CHARS]!r}: this route takes none"
     raise bad_request(message, wrong, "invalid_request")
-
-
-def repeated(names: Iterable[str]) -> str:
-    """The first of ``names`` that is among them twice."""
-    counts = Counter(names)
-    return next(name for name in counts if counts[name] > 1)

@@ -8,8 +8,6 @@ FastAPI parses and validates bodies on the event loop: megabytes of JSON would s
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from email.message import Message
 from typing import Any
@@ -18,10 +16,11 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from pydantic_core import PydanticCustomError
 
-from patches import not_json
+from patches import Trail, path_of, read_json
 from service import context
-from service.api.http.queries import check_no_field, check_query, declared, repeated
+from service.api.http.queries import check_no_field, check_query, declared
 from service.api.http.streaming import unless_disconnected
 from service.errors import MAX_CHARS, ApiError, bad_request, shutting_down
 from service.sharing.admission import Admission
@@ -29,12 +28,6 @@ from service.sharing.workers import Workers
 
 SMALL = 16 << 10
 """Bytes of a body that the event loop reads and checks by itself, within a millisecond."""
-
-MOST_VALUES = 1 << 18
-"""Values in one body: parsing them holds the interpreter all the while, for a quarter of a microsecond each."""
-
-MOST_STRINGS, MOST_FIELDS = 1 << 16, 1 << 14
-"""Strings, and fields of all objects, in one body: they take ten times as long."""
 
 MOST_KEYS = 256
 """Keys of one object; each unknown one would be a separate problem."""
@@ -48,8 +41,6 @@ that are named as a field are refused."""
 
 MAX_SHOWN = 64
 """Characters of a wrong header that are repeated."""
-
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -98,10 +89,11 @@ class Route(APIRoute):
             ApiError, RequestValidationError: naming the field and what is allowed.
         """
         assert self.body_field is not None
-        value = _parsed(raw)
+        try:
+            value = read_json(raw)
+        except PydanticCustomError as error:
+            raise RequestValidationError([_problem(error)]) from None
         check_shape(value)
-        if SURROGATE.search(raw):
-            check_text(value)
         checked, problems = self.body_field.validate(value, {}, loc=("body",))
         if problems:
             raise RequestValidationError(problems)
@@ -207,41 +199,9 @@ def _too_large(most: int) -> ApiError:
     return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
 
 
-def _parsed(raw: bytes) -> Any:
-    if raw.count(b'"') - raw.count(b'\\"') > 2 * MOST_STRINGS:
-        raise bad_request(f"body: may hold at most {MOST_STRINGS} strings", code="invalid_request")
-    if count(raw, b",") >= MOST_VALUES:
-        message = f"body: may hold at most {MOST_VALUES} values; send long documents as text"
-        raise bad_request(message, code="invalid_request")
-    if count(raw, b":") > MOST_FIELDS:
-        raise bad_request(f"body: may hold at most {MOST_FIELDS} fields of objects", code="invalid_request")
-    try:
-        # By itself, the library takes halves of surrogate pairs in bytes, and UTF-16.
-        return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_fields)
-    except (RecursionError, ValueError) as error:
-        raise bad_request(f"body: not valid JSON: {not_json(error)}", code="invalid_request") from None
-
-
-def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        twice = repeated(name for name, _ in pairs)
-        raise bad_request(f"{twice[:MAX_CHARS]!r} is given twice in an object", twice, "invalid_request")
-    return fields
-
-
-def count(raw: bytes, mark: bytes) -> int:
-    """Count of ``mark`` in JSON outside of strings: a comma between entries, a colon in every field. Small counts
-    include strings."""
-    found = raw.count(mark)
-    if found <= MOST_FIELDS:
-        return found
-    parts = raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-    return sum(part.count(mark) for part in parts[::2])
-
-
-Trail = tuple[Any, ...]
-"""Empty, or the trail of the object around, and a key in it."""
+def _problem(error: PydanticCustomError) -> dict[str, Any]:
+    """The ``error`` of a body in the form of pydantic's own ones."""
+    return {"type": error.type, "loc": ("body",), "msg": error.message(), "input": None, "ctx": error.context}
 
 
 def check_shape(value: Any) -> None:
@@ -261,29 +221,6 @@ def check_shape(value: Any) -> None:
         found += [(each, (trail, key)) for key, each in inner if type(each) is dict or type(each) is list]
 
 
-def check_text(value: Any) -> None:
-    """Raises:
-    ApiError: naming the field with half a surrogate pair, which is no text and cannot be written as UTF-8.
-    """
-    found: list[tuple[Any, Trail]] = [(value, ())]
-    while found:
-        item, trail = found.pop()
-        if type(item) is str:
-            try:
-                item.encode()
-            except UnicodeEncodeError as error:
-                raise _refusal(trail, f"character {error.start + 1} is half a surrogate pair") from None
-        elif type(item) is dict:
-            # Keys come last, so they are checked before a trail has them.
-            found += [(each, (trail, key)) for key, each in item.items()] + [(key, trail) for key in item]
-        elif type(item) is list:
-            found += [(each, (trail, index)) for index, each in enumerate(item)]
-
-
 def _refusal(trail: Trail, why: str) -> ApiError:
-    keys = []
-    while trail:
-        trail, key = trail
-        keys.append(str(key))
-    path = ".".join(reversed(keys))
+    path = path_of(trail)
     return bad_request(f"{path[:MAX_CHARS] or 'body'}: {why}", path or None, "invalid_request")

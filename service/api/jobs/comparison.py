@@ -33,7 +33,8 @@ Names = Annotated[
     str | None,
     Query(
         max_length=1000,
-        description="A name for each job, with commas between. When absent: its model, or the start of its id.",
+        description="A name for each job, with commas between. An empty one is its model, if all models differ, or "
+        f"the first {NAME_CHARS} characters of its id. When absent, all are empty.",
     ),
 ]
 Baseline = Annotated[
@@ -98,17 +99,18 @@ async def _file(
     if not 2 <= len(ids) <= MOST or not all(ids):
         given = len(list(filter(None, ids)))
         raise bad_request(f"jobs: must be 2 to {MOST} ids with single commas between, and {given} are given", "jobs")
-    called = [job[:NAME_CHARS] for job in ids] if names is None else [name.strip() for name in names.split(",")]
-    if len(called) != len(ids) or not all(name and name.isprintable() for name in called):
-        why = f"must be {len(ids)} printable names with commas between, one for each job, and none empty"
+    called = [""] * len(ids) if names is None else [name.strip() for name in names.split(",")]
+    if len(called) != len(ids) or not all(name.isprintable() for name in called):
+        why = f"must be {len(ids)} printable names with commas between, one for each job; an empty one is its default"
         raise bad_request(f"names: {why}; {len(called)} are given", "names")
     found = [await result_of(job, request) for job in ids]
+    places = [job[:NAME_CHARS] for job in ids]
     sources = [(packed.evaluation, packed.data) for packed in found]
     workers: Workers = request.app.state.workers
     files: RenderedFiles = request.app.state.files
 
     async def make() -> Rendered:
-        return await workers.render(comparison_of, form, sources, called, names is not None, baseline, options)
+        return await workers.render(comparison_of, form, sources, called, places, baseline, options)
 
     contents = tuple(packed.data[-8:] for packed in found)
     key = context.current().tenant, jobs, contents, form, names, baseline, options

@@ -7,7 +7,6 @@ that is hard for both counts for nothing. A share is compared by the difference 
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,18 +48,20 @@ class Entry(NamedTuple):
 
 
 def compared(
-    results: Sequence[EvaluationResult], names: Sequence[str], *, given: bool = True, baseline: str | None = None
+    results: Sequence[EvaluationResult], names: Sequence[str], places: Sequence[str], *, baseline: str | None = None
 ) -> ComparisonResult:
     """The methods of all ``results`` in one result.
 
-    ``names`` has one for each. If nobody has ``given`` them, different models are better names. The partner of a method
-    is that with its label in the first result. ``baseline``, a name, label or encoding, is the partner of all others.
+    ``names`` and ``places`` have one for each. A result with an empty name has that of its model if all models differ,
+    else its place. The partner of a method is that with its label in the first result. ``baseline``, a name, label or
+    encoding, is the partner of all others.
 
     Raises:
         NotComparable: from ``check``; for two results of one name, and for a ``baseline`` that is no method.
     """
     models = [result.model for result in results]
-    named = list(map(Named, names if given or len(set(models)) < len(models) else models, results))
+    own = models if len(set(models)) == len(models) else places
+    named = [Named(name or default, result) for name, default, result in zip(names, own, results, strict=True)]
     if twice := [name for name, count in Counter(one.name for one in named).items() if count > 1]:
         raise NotComparable(f"two results have the name {twice[0]!r}: give each its own", "names")
     check(named)
@@ -82,12 +83,13 @@ def compared(
         sources=[
             Source(
                 name=name,
+                default_name=default,
                 model=result.model,
                 trained_length=result.trained_length,
                 id=result.id,
                 partial=result.partial,
             )
-            for name, result in named
+            for (name, result), default in zip(named, own, strict=True)
         ],
         partial=_partial(named),
         shared_lengths=shared_lengths(named),
@@ -160,7 +162,7 @@ def _alone(entries: Sequence[Entry], names: Sequence[str], partners: Sequence[in
 def _label(encoding: str) -> str:
     """The label of an encoding in short form, or of an object as JSON."""
     try:
-        return label_of(parse(json.loads(encoding) if encoding.startswith("{") else encoding))
+        return label_of(parse(encoding))
     except ValueError:
         return encoding
 

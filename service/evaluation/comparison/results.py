@@ -32,6 +32,7 @@ class Source(BaseModel):
     """A result that was compared; ``id`` is empty for a job's."""
 
     name: str
+    default_name: str = Field(description="The name that it has when none is given.")
     model: str
     trained_length: int
     id: str = ""

@@ -99,7 +99,7 @@ class TestFailures:
             (("serve", "--port", "70000"), "Input should be less than or equal to 65535"),
             (("generate", "a", "--stop", ""), "stop"),
             (("generate", "a", "--regex", "a", "--choice", "b"), "structured_outputs: needs exactly one of json"),
-            (("generate", "a", "--schema", "pyproject.toml"), "structured_outputs.json: is no JSON"),
+            (("generate", "a", "--schema", "pyproject.toml"), "structured_outputs.json: not valid JSON"),
             (("perplexity", "--stride", "8"), "stride has no meaning for protocol curve"),
             (("perplexity", "--lengths", "1"), "lengths.0: must be at least 2, not 1"),
             (("export", "yrn", "--to", "vllm"), "Invalid value for ENCODING: yrn: unknown method 'yrn'"),

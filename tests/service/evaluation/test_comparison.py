@@ -35,9 +35,10 @@ WORSE, OTHER = [3.1, 3.5, 2.9, 3.2, 3.79], [2.9, 3.6, 2.7, 3.3, 3.6]
 
 
 def compared(named: Sequence[Named], baseline: str | None = None, *, given: bool = True) -> ComparisonResult:
-    return comparing.compared(
-        [one.result for one in named], [one.name for one in named], given=given, baseline=baseline
-    )
+    """``named`` by names that are ``given``, or are their places."""
+    names = [one.name for one in named]
+    given_names = names if given else [""] * len(names)
+    return comparing.compared([one.result for one in named], given_names, names, baseline=baseline)
 
 
 def change_of(result: ComparisonResult) -> tuple[Change, Interval]:
@@ -137,6 +138,8 @@ class TestPerplexity:
                 None if method.name == of else of for method in result.methods
             ]
             assert result.against() == of
+        with pytest.raises(NotComparable, match=r"is none of default"):
+            compared(named, '{"method": ' + "[" * 10_000)
         with pytest.raises(NotComparable, match="'nope' is none of default") as refused:
             compared(named, "nope")
         assert refused.value.field == "baseline"
@@ -156,6 +159,13 @@ class TestPerplexity:
         means = zip("ab", labels, (BEFORE, AFTER), models, strict=True)
         named = [perplexity(name, {label: mean}, model) for name, label, mean, model in means]
         assert compared(named, given=given).names() == names
+
+    def test_an_empty_name_is_the_default_whatever_the_others_are(self) -> None:
+        for models, own in (("mn", ["m", "n"]), ("mm", ["place 1", "place 2"])):
+            results = [perplexity("", {"default": BEFORE}, model).result for model in models]
+            found = comparing.compared(results, ["tuned", ""], ["place 1", "place 2"])
+            assert [source.name for source in found.sources] == ["tuned", own[1]]
+            assert [source.default_name for source in found.sources] == own
 
     def test_methods_without_a_partner_are_named(self) -> None:
         named = [perplexity("a", {"default": BEFORE}), perplexity("b", {"alibi": AFTER})]

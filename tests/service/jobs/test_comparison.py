@@ -60,6 +60,16 @@ def test_a_comparison_has_the_files_of_a_job(client: httpx.Client, jobs: list[st
     assert figures["words"][1].partition(":")[0] in page.text
 
 
+def test_an_empty_name_is_the_default(client: httpx.Client, jobs: list[str]) -> None:
+    for names in (None, ",", "before,", " , after"):
+        query = {} if names is None else {"names": names}
+        answer = client.get(f"/comparisons/{','.join(jobs)}/results.json", params=query)
+        assert answer.status_code == 200, answer.text
+        given = [name.strip() for name in (names or ",").split(",")]
+        expected = [name or job[:8] for name, job in zip(given, jobs, strict=True)]
+        assert [source["name"] for source in answer.json()["sources"]] == expected
+
+
 def test_what_is_not_comparable_is_refused_by_name(client: httpx.Client, jobs: list[str]) -> None:
     other = ended(client, submitted(client, protocol="tail", tail=8)["id"])["id"]
     assert refusal(client, [jobs[0], other])[:2] == (400, "jobs")

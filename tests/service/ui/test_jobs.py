@@ -216,6 +216,34 @@ def test_results_have_names_and_a_method_that_all_are_compared_with(tiny: tuple[
         httpx.delete(f"{url}/jobs/{job}?forget=true").raise_for_status()
 
 
+def test_a_name_renames_no_other_result_of_jobs_outside_the_list(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    url, _ = tiny
+    models = [model["id"] for model in httpx.get(f"{url}/models").json()["models"][:2]]
+    ids = [measured(url, model, max_tokens=512) for model in models]
+    page = visits.open(f"{url}/blank")
+    listing(page, url)
+    page.goto(f"{url}/ui/#jobs?compare[]={ids[0]}&compare[]={ids[1]}")
+    shown = page.get_by_role("region", name="Comparison")
+    fields = [shown.get_by_label(f"Name of {job[:8]}") for job in ids]
+    for field, model in zip(fields, models, strict=True):
+        expect(field).to_have_attribute("placeholder", model)
+    chosen = shown.get_by_label("Compared with")
+    chosen.select_option(f"default ({models[1]})")
+    fields[1].fill("tuned")
+    fields[1].press("Enter")
+    expect(chosen).to_have_value("default (tuned)")
+    with page.expect_download() as download:
+        shown.get_by_role("link", name="CSV").click()
+    rows = csv.DictReader(Path(download.value.path()).read_text().splitlines())
+    assert {row["source"] for row in rows} == {models[0], "tuned"}
+    fields[1].fill("")
+    fields[1].press("Enter")
+    expect(chosen).to_have_value(f"default ({models[1]})")
+    expect(shown.locator(".words")).to_contain_text(models[1])
+    for job in ids:
+        httpx.delete(f"{url}/jobs/{job}?forget=true").raise_for_status()
+
+
 def test_a_default_text_is_in_the_list(tiny: tuple[str, FastAPI], visits: Visits) -> None:
     url, _ = tiny
     model = httpx.get(f"{url}/models").json()["models"][0]["id"]

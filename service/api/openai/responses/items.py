@@ -6,13 +6,13 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from patches import problem
 from service.api.openai.answers import ChatToken
 from service.api.openai.body import NOT_USED, Body, StoredBody, text_in, type_of
 from service.api.openai.messages import MOST_MESSAGES
-from service.api.openai.tools.schemas import MOST_ARGUMENTS, read_arguments
+from service.api.openai.tools.schemas import Arguments, read_arguments
 from service.inputs import text_or_list
 
 STORES_NOTHING = (
@@ -58,16 +58,11 @@ class FunctionCall(InputItem):
     type: Literal["function_call"]
     call_id: Id
     name: Annotated[str, Field(max_length=256)]
-    arguments: Annotated[str, Field(max_length=MOST_ARGUMENTS)]
-
-    @model_validator(mode="after")
-    def _check(self) -> FunctionCall:
-        read_arguments(self.arguments, "arguments")
-        return self
+    arguments: Arguments
 
     def for_template(self) -> dict[str, Any]:
         """The call for chat templates, in a message without text."""
-        arguments = read_arguments(self.arguments, "arguments")
+        arguments = read_arguments(self.arguments)
         call = {"id": self.call_id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag
 
-from patches import not_json, problem
+from patches import read_json
 from service.api.generation.structure import STRICT, Schema
 from service.api.openai.body import NOT_USED, Body, CacheControl, type_of
-from service.inputs import matching
+from service.inputs import as_json, matching
 
 MOST_TOOLS = 128
 
@@ -136,19 +135,28 @@ FlatToolChoice = Annotated[
 ]
 
 
-def read_arguments(text: str, field: str) -> Any:
-    """The arguments of a call, which are JSON in ``field``; nothing is an empty object."""
-    try:
-        found = json.loads(text or "{}")
-        json.dumps(found, ensure_ascii=False).encode()  # templates write it, and half a character is no text
-    except (RecursionError, ValueError) as error:
-        raise problem("not_json", f"is no JSON: {not_json(error)}", field) from error
+def read_arguments(text: str) -> Any:
+    """The arguments of a call; nothing is an empty object.
+
+    Raises:
+        PydanticCustomError: for a text that is no JSON, as ``read_json``.
+    """
+    found = read_json(text or "{}")
+    as_json(found)  # templates write it
     return found
+
+
+def _readable(text: str) -> str:
+    read_arguments(text)
+    return text
+
+
+Arguments = Annotated[str, Field(max_length=MOST_ARGUMENTS), AfterValidator(_readable)]
 
 
 class CalledFunction(Body):
     name: Annotated[str, Field(max_length=256)]
-    arguments: Annotated[str, Field(max_length=MOST_ARGUMENTS)] = Field(description="The arguments, an object as JSON.")
+    arguments: Arguments = Field(description="The arguments, an object as JSON.")
 
 
 class Call(Body):
@@ -161,13 +169,8 @@ class Call(Body):
 
     def for_template(self) -> dict[str, Any]:
         """The call for chat templates, which write the arguments as JSON themselves."""
-        arguments = read_arguments(self.function.arguments, "function.arguments")
+        arguments = read_arguments(self.function.arguments)
         return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
-
-    @model_validator(mode="after")
-    def _check(self) -> Call:
-        self.for_template()
-        return self
 
 
 Calls = Annotated[list[Call], Field(max_length=MOST_TOOLS)]

@@ -162,7 +162,7 @@ def test_an_assistants_items_in_a_row_are_one_message() -> None:
         (
             {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]},
             "input.0.arguments",
-            "is no JSON",
+            "not valid JSON",
         ),
     ],
 )

@@ -227,7 +227,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]}]},
         "messages.0.tool_calls.0.function.arguments",
-        "is no JSON",
+        "not valid JSON",
     ),
     (
         {
@@ -236,7 +236,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             ]
         },
         "messages.0.tool_calls.0.function.arguments",
-        "is no JSON: a number has more than 4300 digits",
+        "not valid JSON: a number has more than 4300 digits",
     ),
 ]
 

@@ -12,7 +12,7 @@ import { isFinal, isId, type Job, modelOf, noSuchJob, type Result } from "./foll
 export const COMPARABLE = ["perplexity", "long_perplexity", "passkey", "needle", "ruler"];
 /** Jobs in one comparison, as on the server; a test compares. */
 export const MOST_COMPARED = 8;
-/** Of a job's id: the server names jobs of one model by it. */
+/** Of a job's id. */
 const NAME_CHARS = 8;
 const FILES: [name: string, text: string, options?: Record<string, string>][] = [
   ["results.csv", "CSV"],
@@ -43,8 +43,8 @@ type Props = {
 
 export function Comparison({ asked, change, listed, clear }: Props) {
   const ids = asked.compare;
-  const query = queryOf(asked, listed);
-  const { result, methods, error, again } = useComparison(ids, query);
+  const query = queryOf(asked);
+  const { result, methods, defaults, error, again } = useComparison(ids, query);
   const [failure, setFailure] = useState<{ error: ApiError; again: () => void } | null>(null);
   const isComparing = ids.length > 1 && !result && !error;
   useEffect(() => setFailure(null), [pathOf(ids, "", query)]);
@@ -52,12 +52,12 @@ export function Comparison({ asked, change, listed, clear }: Props) {
     <section class="job comparison" aria-label="Comparison" aria-busy={isComparing}>
       <h3 class="title">Comparison</h3>
       <ol>
-        {ids.map((id, index) => (
+        {ids.map((id) => (
           <li key={id}>
             <Chosen id={id} job={listed.find((one) => one.id === id)} />
             {ids.length > 1 && (
               <NameField label={`Name of ${shortened(id)}`} given={namesGiven(asked).get(id) ?? ""}
-                other={namesOf(asked, listed)[index]!} set={(name) => change(named(asked, listed, id, name))} />
+                other={defaults.get(id) ?? ""} set={(name) => change(named(asked, defaults, id, name))} />
             )}
           </li>
         ))}
@@ -115,31 +115,25 @@ function namesGiven({ names }: Asked): Map<string, string> {
   return new Map(names.map((one) => [one.slice(0, one.indexOf("=")), one.slice(one.indexOf("=") + 1)]));
 }
 
-/** Each name as it was given, else as the server has it: the model where models differ, else the start of the id. */
-function namesOf(asked: Asked, listed: Job[]): string[] {
-  const jobs = asked.compare.map((id) => listed.find((one) => one.id === id));
-  const models = jobs.map((job) => (job ? modelOf(job) : "")).filter((model) => model && !model.includes(","));
-  const areDifferent = new Set(models).size === asked.compare.length;
+/** An empty name is the server's default, and without any name all are. */
+function queryOf(asked: Asked): Record<string, string> {
   const given = namesGiven(asked);
-  return asked.compare.map((id, index) => given.get(id) || (areDifferent ? models[index]! : shortened(id)));
-}
-
-/** Without any name of the user, the server names the results. */
-function queryOf(asked: Asked, listed: Job[]): Record<string, string> {
-  const isNamed = asked.compare.some((id) => namesGiven(asked).get(id));
+  const names = asked.compare.map((id) => given.get(id) ?? "");
   return {
-    ...(isNamed && { names: namesOf(asked, listed).join(",") }),
+    ...(names.some(Boolean) && { names: names.join(",") }),
     ...(asked.baseline && { baseline: asked.baseline }),
   };
 }
 
-/** The change that names a result, which is in the name of a baseline too. */
-function named(asked: Asked, listed: Job[], id: string, name: string): Partial<Asked> {
+/** The change that names a result, which is in the name of a baseline too. `defaults` are names by the server. */
+function named(asked: Asked, defaults: Map<string, string>, id: string, name: string): Partial<Asked> {
   const others = asked.names.filter((one) => !one.startsWith(`${id}=`));
-  const after = { ...asked, names: name ? [...others, `${id}=${name}`] : others };
-  const [before, now] = [asked, after].map((one) => ` (${namesOf(one, listed)[asked.compare.indexOf(id)]})`) as [string, string];
+  const [before, now] = [namesGiven(asked).get(id), name].map((one) => ` (${one || defaults.get(id)})`) as [string, string];
   const { baseline } = asked;
-  return { names: after.names, baseline: baseline.endsWith(before) ? baseline.slice(0, -before.length) + now : baseline };
+  return {
+    names: name ? [...others, `${id}=${name}`] : others,
+    baseline: baseline.endsWith(before) ? baseline.slice(0, -before.length) + now : baseline,
+  };
 }
 
 /** What stays of `asked` when other jobs are compared. With them, names that the server gives may change, and so a baseline. */
@@ -153,9 +147,11 @@ function pathOf(ids: string[], file: string, options: Record<string, string> = {
   return `comparisons/${ids.join(",")}/${file}${query && `?${query}`}`;
 }
 
-type Compared = { result: Result; methods: string[] };
+type Numbers = { methods: { name: string }[]; sources: { id: string; default_name: string }[] };
+type Compared = { result: Result; methods: string[]; defaults: Map<string, string> };
 
-/** The comparison of `ids`, if there are two or more. `methods` are the last ones that could be compared. */
+/** The comparison of `ids`, if there are two or more. `methods` are the last ones that could be compared, and `defaults`
+ *  the names that their results have by themselves, by id. */
 function useComparison(ids: string[], query: Record<string, string>) {
   const [found, setFound] = useState<({ asked: string } & Compared) | null>(null);
   const [refused, setRefused] = useState<{ asked: string; error: ApiError } | null>(null);
@@ -173,15 +169,17 @@ function useComparison(ids: string[], query: Record<string, string>) {
   }, [asked, tries]);
   const error = refused?.asked === asked ? refused.error : null;
   const result = found?.asked === asked && !error ? found.result : null;
-  return { result, methods: found?.methods ?? [], error, again: () => setTries((before) => before + 1) };
+  const { methods, defaults } = found ?? { methods: [], defaults: new Map<string, string>() };
+  return { result, methods, defaults, error, again: () => setTries((before) => before + 1) };
 }
 
 async function compared(ids: string[], query: Record<string, string>, signal: AbortSignal): Promise<Compared> {
   const unknown = ids.find((id) => !isId(id));
   if (unknown !== undefined) throw noSuchJob(unknown);
-  const [result, { methods }] = await Promise.all([
+  const [result, { methods, sources }] = await Promise.all([
     json<Result>(pathOf(ids, "figures.json", query), { signal }),
-    json<{ methods: { name: string }[] }>(pathOf(ids, "results.json", query), { signal }),
+    json<Numbers>(pathOf(ids, "results.json", query), { signal }),
   ]);
-  return { result, methods: methods.map((one) => one.name) };
+  const defaults = new Map(sources.map((one) => [one.id, one.default_name]));
+  return { result, methods: methods.map((one) => one.name), defaults };
 }
