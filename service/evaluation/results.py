@@ -26,8 +26,6 @@ Row = dict[str, str | int | float | bool | None]
 Columns = Mapping[str, type[str | int | float | bool]]
 """Types of columns by name."""
 
-INTERVAL: Columns = {"interval_low": float, "interval_high": float, "interval_kind": str}
-
 MOST_NAMED = 3
 """Documents, or pairs of them, that a sentence names."""
 

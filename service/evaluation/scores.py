@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel
@@ -22,6 +22,16 @@ class Interval(BaseModel):
     low: float
     high: float
     kind: Literal["documents", "windows", "quarters", "blocks", "samples"]
+
+
+ENDS: Mapping[str, type[float]] = {"interval_low": float, "interval_high": float}
+
+INTERVAL: Mapping[str, type[float | str]] = {**ENDS, "interval_kind": str}
+
+
+def interval_columns(interval: Interval | None, columns: Iterable[str] = INTERVAL) -> dict[str, float | str | None]:
+    """The ``columns`` of an interval in a table, empty where there is none."""
+    return {name: getattr(interval, name.removeprefix("interval_"), None) for name in columns}
 
 
 ROUNDING = 1e-6

@@ -8,7 +8,6 @@ from pydantic import BaseModel, Field
 
 from service.evaluation.formatting import listed
 from service.evaluation.results import (
-    INTERVAL,
     Columns,
     DocumentInfo,
     EvaluationResult,
@@ -17,7 +16,7 @@ from service.evaluation.results import (
     Row,
     documents_text,
 )
-from service.evaluation.scores import Beside, Changes, Group, Interval, Score, Scores
+from service.evaluation.scores import INTERVAL, Beside, Changes, Group, Interval, Score, Scores, interval_columns
 from service.evaluation.words import best_method
 
 Verdict = Literal["better", "worse", "equal", "unsure"]
@@ -181,7 +180,7 @@ class ComparisonResult(EvaluationResult):
         return f"At {length:,} tokens, {method.name} {relation}: {verdict}."
 
     def _row(self, method: ComparedMethod, at: ComparedLength) -> Row:
-        own, change = at.interval, at.change
+        change = at.change
         beside = change.interval if change else None
         return {
             "method": method.label,
@@ -191,9 +190,7 @@ class ComparisonResult(EvaluationResult):
             "name": method.name,
             "measure": self.measure,
             "value": at.value,
-            "interval_low": own.low if own else None,
-            "interval_high": own.high if own else None,
-            "interval_kind": own.kind if own else None,
+            **interval_columns(at.interval),
             "partner": method.partner,
             "change": change.value if change else None,
             "change_low": beside.low if beside else None,

@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field
 
 from service.evaluation.formatting import listed
 from service.evaluation.perplexity.results import PARAMETERS, Protocol, protocol_columns
-from service.evaluation.results import INTERVAL, Columns, DocumentInfo, EvaluationResult, MethodInResult, Row
-from service.evaluation.scores import Group, Interval, Score, Scores
+from service.evaluation.results import Columns, DocumentInfo, EvaluationResult, MethodInResult, Row
+from service.evaluation.scores import INTERVAL, Group, Interval, Score, Scores, interval_columns
 from service.evaluation.statistics.pieces import pieces_of
 from service.evaluation.words import best_method, beyond_reach, cautions_of, near_reference
 
@@ -120,15 +120,13 @@ class LongPerplexityResult(EvaluationResult):
         ]
 
     def _row(self, method: LongMethodResult, at: LongLengthResult) -> Row:
-        interval, evaluator = at.interval, self.evaluator
+        evaluator = self.evaluator
         return {
             "method": method.label,
             "model": method.model,
             "length": at.length,
             "long_perplexity": at.long_perplexity,
-            "interval_low": interval.low if interval else None,
-            "interval_high": interval.high if interval else None,
-            "interval_kind": interval.kind if interval else None,
+            **interval_columns(at.interval),
             "nll_mean": at.nll_mean,
             "nll_sum": at.nll_sum,
             "key_tokens": at.key_tokens,

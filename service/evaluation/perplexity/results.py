@@ -7,16 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from service.evaluation.results import (
-    INTERVAL,
-    Columns,
-    DocumentInfo,
-    EvaluationResult,
-    MethodInResult,
-    Row,
-    documents_text,
-)
-from service.evaluation.scores import Score, Scores
+from service.evaluation.results import Columns, DocumentInfo, EvaluationResult, MethodInResult, Row, documents_text
+from service.evaluation.scores import INTERVAL, Score, Scores, interval_columns
 from service.evaluation.statistics.nll import LengthResult, PositionBin, PositionBucket
 from service.evaluation.statistics.pieces import pieces_of
 from service.evaluation.words import best_method, beyond_reach, cautions_of, near_reference
@@ -105,15 +97,12 @@ class PerplexityResult(EvaluationResult):
         return f"95 % interval over {' and '.join(over[kind] for kind in sorted(kinds))}"
 
     def _row(self, method: MethodResult, at: LengthResult) -> Row:
-        interval = at.interval
         return {
             "method": method.label,
             "model": method.model,
             "length": at.length,
             "perplexity": at.perplexity,
-            "interval_low": interval.low if interval else None,
-            "interval_high": interval.high if interval else None,
-            "interval_kind": interval.kind if interval else None,
+            **interval_columns(at.interval),
             "nll_mean": at.nll_mean,
             "nll_sum": at.nll_sum,
             "bits_per_byte": at.bits_per_byte,

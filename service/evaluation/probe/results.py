@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from service.evaluation.formatting import listed, percent
 from service.evaluation.results import Columns, DocumentInfo, EvaluationResult, MethodInResult, Row
-from service.evaluation.scores import Interval, Score, Scores
+from service.evaluation.scores import ENDS, Interval, Score, Scores, interval_columns
 from service.evaluation.statistics.nll import PositionBin, PositionBucket
 from service.evaluation.words import best_method, beyond_reach, skipped_text
 
@@ -79,10 +79,7 @@ class ProbeMethod(MethodInResult):
 class ProbeResult(EvaluationResult):
     """A whole probe."""
 
-    optional: ClassVar[Columns] = {
-        **dict.fromkeys(("layer", "head", "length", "start", "stop"), int),
-        **dict.fromkeys(("interval_low", "interval_high"), float),
-    }
+    optional: ClassVar[Columns] = {**dict.fromkeys(("layer", "head", "length", "start", "stop"), int), **ENDS}
 
     evaluation: Literal["probe"] = "probe"
     bos: bool = Field(description="True when every pass starts with the model's BOS token.")
@@ -149,8 +146,7 @@ class ProbeResult(EvaluationResult):
             yield self._row(method, "entropy", attention.entropy, **where)
         for at in method.copying:
             where = {"start": at.distance, "stop": at.distance + 1}
-            interval = {"interval_low": at.interval.low, "interval_high": at.interval.high}
-            yield self._row(method, "copying", at.accuracy, **where, **interval)
+            yield self._row(method, "copying", at.accuracy, **where, **interval_columns(at.interval, ENDS))
             yield self._row(method, "copying_first", at.accuracy_first, **where)
             yield self._row(method, "copying_nll", at.nll_mean, **where)
             yield self._row(method, "copying_nll_first", at.nll_first, **where)
@@ -158,8 +154,8 @@ class ProbeResult(EvaluationResult):
             where = {"length": self.lengths[-1], "start": context.start, "stop": context.stop}
             yield self._row(method, "nll", context.nll_mean, **where)
 
-    def _row(self, method: ProbeMethod, measure: Measure, value: float, **others: float | None) -> Row:
-        columns = ("measure", "layer", "head", "start", "stop", "value", "interval_low", "interval_high")
+    def _row(self, method: ProbeMethod, measure: Measure, value: float, **others: str | float | None) -> Row:
+        columns = ("measure", "layer", "head", "start", "stop", "value", *ENDS)
         return {
             "method": method.label,
             "model": method.model,

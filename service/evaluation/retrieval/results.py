@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from service.evaluation.results import DocumentInfo, EvaluationResult, MethodInResult, Output, Row
-from service.evaluation.scores import Interval, Score, Scores
+from service.evaluation.scores import Interval, Score, Scores, interval_columns
 from service.evaluation.words import best_method, beyond_reach, found_up_to
 
 
@@ -45,9 +45,7 @@ class Averages(BaseModel):
     def row(self) -> Row:
         return {
             "score": self.score,
-            "interval_low": self.interval.low,
-            "interval_high": self.interval.high,
-            "interval_kind": self.interval.kind,
+            **interval_columns(self.interval),
             "answer_nll": self.answer_nll,
             "answer_accuracy": self.answer_accuracy,
             "samples": self.samples,

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from service.evaluation.answers import AnsweringResult
 from service.evaluation.formatting import short_number
 from service.evaluation.results import Columns, DocumentInfo, MethodInResult, Row, name_of
-from service.evaluation.scores import Group, Interval, Overview, Score, Scores
+from service.evaluation.scores import ENDS, Group, Interval, Overview, Score, Scores, interval_columns
 
 FOUND = "search"
 """Label of the encoding with the factors that were found."""
@@ -60,7 +60,7 @@ class Answer(BaseModel):
 class SearchResult(AnsweringResult):
     """The factors that were found, their comparison on held-out text, and the course of the search."""
 
-    optional: ClassVar[Columns] = {"index": int, "interval_low": float, "interval_high": float}
+    optional: ClassVar[Columns] = {"index": int, **ENDS}
 
     evaluation: Literal["search"] = "search"
     fingerprint: str = Field(description="SHA-256 of the measured model's configuration and weights.")
@@ -136,7 +136,6 @@ class SearchResult(AnsweringResult):
             "measure": measure,
             "index": index,
             "value": value,
-            "interval_low": None if interval is None else interval.low,
-            "interval_high": None if interval is None else interval.high,
+            **interval_columns(interval, ENDS),
             "trained_length": self.trained_length,
         }

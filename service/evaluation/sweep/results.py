@@ -11,7 +11,7 @@ from service.evaluation.catalogue import IN_SWEEPS, union_of
 from service.evaluation.cost import EncodingCost
 from service.evaluation.formatting import listed, short_number
 from service.evaluation.results import Columns, EvaluationResult, MethodInResult, Output, Partial, Row, name_of
-from service.evaluation.scores import Interval, Overview, Score, Scores
+from service.evaluation.scores import ENDS, Interval, Overview, Score, Scores, interval_columns
 from service.evaluation.statistics.separation import verdict_note
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Answer(BaseModel):
 class SweepResult(EvaluationResult):
     """The answer, the judgements behind it and every part's own result."""
 
-    optional: ClassVar[Columns] = {"value": float, "interval_low": float, "interval_high": float, **JUDGED}
+    optional: ClassVar[Columns] = {"value": float, **ENDS, **JUDGED}
 
     evaluation: Literal["sweep"] = "sweep"
     target_length: int
@@ -169,8 +169,7 @@ class SweepResult(EvaluationResult):
                 "evaluation": self.evaluations[at.evaluation].evaluation,
                 "measure": at.measure,
                 "value": score.value if score else None,
-                "interval_low": score.interval.low if score and score.interval else None,
-                "interval_high": score.interval.high if score and score.interval else None,
+                **interval_columns(score.interval if score else None, ENDS),
                 **{name: getattr(at, name) if is_judged else None for name in JUDGED},
                 "attentions": method.cost.attentions,
                 "rotated_when_read": method.cost.rotated_when_read,

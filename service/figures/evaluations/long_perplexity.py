@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 from service.evaluation.formatting import short_number
 from service.evaluation.long_perplexity.results import LongLengthResult, LongMethodResult, LongPerplexityResult
-from service.evaluation.results import documents_text, name_of
+from service.evaluation.results import Row, documents_text, name_of
+from service.evaluation.scores import ENDS, interval_columns
 from service.evaluation.statistics.separation import ratio_note
 from service.figures.drawing.axes import beyond, token_axis, value_axis
 from service.figures.drawing.charts import mark_trained, new_figure, note
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves
 from service.figures.looks import looks
-from service.figures.picture import Picture, rows_of
+from service.figures.picture import Picture
 
 NO_KEY_TOKEN = "no scored token needs long context: shown is the perplexity over all scored tokens"
 
@@ -71,16 +72,18 @@ def _picture(result: LongPerplexityResult, titles: tuple[str, str, str], value: 
     measured = len(result.lengths) == 1 or name == "perplexity"
     one = "one length was measured" if measured else "there are key tokens at one length only"
     add_curves(figure, curves, one, end=short_number, looks=looks(result.names()))
-    points = [(method, at) for method in result.methods for at in method.lengths]
-    rows = rows_of(
-        method=[name_of(method, result) for method, _ in points],
-        length=[at.length for _, at in points],
-        value=[value(at) for _, at in points],
-        interval_low=[at.interval.low if at.interval else None for _, at in points],
-        interval_high=[at.interval.high if at.interval else None for _, at in points],
-        key_tokens=[at.key_tokens for _, at in points],
-        tokens_scored=[at.tokens_scored for _, at in points],
-    )
+    rows: list[Row] = [
+        {
+            "method": name_of(method, result),
+            "length": at.length,
+            "value": value(at),
+            **interval_columns(at.interval, ENDS),
+            "key_tokens": at.key_tokens,
+            "tokens_scored": at.tokens_scored,
+        }
+        for method in result.methods
+        for at in method.lengths
+    ]
     if name == "perplexity":
         rows = [{key: row[key] for key in ("method", "length", "value", "tokens_scored")} for row in rows]
     return Picture(name, title, figure, rows, caption)

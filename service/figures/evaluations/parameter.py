@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from patches import METHODS, from_text, set_apart, to_shorthand
 from service.evaluation.results import EvaluationResult, MethodInResult, Row, name_of
-from service.evaluation.scores import Scores
+from service.evaluation.scores import ENDS, Scores, interval_columns
 from service.figures.drawing.axes import beyond, linear_axis, log_axis, share_axis, spread, value_axis
 from service.figures.drawing.charts import new_figure, note
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves
@@ -118,8 +118,7 @@ def _rows(result: EvaluationResult, family: Family, scores: Scores) -> list[Row]
             "parameter_value": value,
             "length": length,
             "value": score.value,
-            "interval_low": score.interval.low if score.interval else None,
-            "interval_high": score.interval.high if score.interval else None,
+            **interval_columns(score.interval, ENDS),
         }
         for value, index in family.members.items()
         for length, score in scores.by_method[index].items()

@@ -9,6 +9,7 @@ from typing import Any
 from service.evaluation.formatting import counted, percent
 from service.evaluation.probe.results import Attention, Copying, DistanceBucket, HeadAttention, ProbeResult
 from service.evaluation.results import Row, documents_text, name_of
+from service.evaluation.scores import ENDS, interval_columns
 from service.figures.drawing.axes import linear_axis, log_axis, share_axis, spread, thinned, token_axis
 from service.figures.drawing.charts import labels, mark_trained, new_figure, note, room_for
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, curve_traces
@@ -112,8 +113,7 @@ def copying_picture(result: ProbeResult) -> Picture:
             "method": name_of(method, result),
             "distance": at.distance,
             "accuracy": at.accuracy,
-            "interval_low": at.interval.low,
-            "interval_high": at.interval.high,
+            **interval_columns(at.interval, ENDS),
             "nll_mean": at.nll_mean,
             "accuracy_first": at.accuracy_first,
             "nll_first": at.nll_first,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from service.evaluation.formatting import counted, percent
 from service.evaluation.recommend.results import OTHERS, AtLength, RecommendMethod, RecommendResult
 from service.evaluation.results import Row, name_of
-from service.evaluation.scores import Interval
+from service.evaluation.scores import ENDS, Interval, interval_columns
 from service.evaluation.statistics.pieces import LEAST
 from service.figures.drawing.axes import linear_axis
 from service.figures.drawing.bars import Bar, add_bars
@@ -77,8 +77,7 @@ def _bars(result: RecommendResult, measure: _Measure) -> Picture:
         {
             "method": name_of(method, result),
             measure.name: bar.value,
-            "interval_low": bar.interval[0] if bar.interval else None,
-            "interval_high": bar.interval[1] if bar.interval else None,
+            **interval_columns(measure.interval(at), ENDS),
             "windows": at.windows,
             "verdict": method.verdict,
         }

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.results import Row, name_of
-from service.evaluation.scores import Scores
+from service.evaluation.scores import ENDS, Scores, interval_columns
 from service.evaluation.statistics.separation import verdict_note
 from service.evaluation.sweep.results import Judgement, SweepResult
 from service.figures.drawing.axes import linear_axis, log_axis
@@ -60,14 +60,13 @@ def target_picture(result: SweepResult, index: int) -> Picture:
         {
             "method": name,
             "value": at.value,
-            "interval_low": interval[0] if interval else None,
-            "interval_high": interval[1] if interval else None,
+            **interval_columns(at.interval, ENDS),
             "limit": at.limit,
             "adequate": at.adequate,
             "sure": at.sure,
             "rank": at.rank,
         }
-        for name, interval, (_, at) in zip(names, intervals, judged, strict=True)
+        for name, (_, at) in zip(names, judged, strict=True)
     ]
     if share and not any(values):
         note(figure, "nothing was found at this length")
