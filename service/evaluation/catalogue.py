@@ -5,6 +5,7 @@ The table loads no evaluation. The shell's help and the client read it without t
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
@@ -154,13 +155,12 @@ def any_result() -> Any:
     return union_of(evaluation.result for evaluation in _ALL)
 
 
-def result_type(evaluation: str) -> type[EvaluationResult]:
-    """The class of the results of an evaluation, or of a comparison of several."""
-    if evaluation in EVALUATIONS:
-        return EVALUATIONS[evaluation].result
+def result_in(packed: bytes, evaluation: str) -> EvaluationResult:
+    """The result of an evaluation, or of a comparison of several, from its JSON under gzip."""
     from service.evaluation.comparison.results import ComparisonResult
 
-    return ComparisonResult
+    kind = EVALUATIONS[evaluation].result if evaluation in EVALUATIONS else ComparisonResult
+    return kind.model_validate_json(gzip.decompress(packed))
 
 
 def plan_of(request: EvaluationRequest, models: ModelRegistry, settings: Settings) -> Plan:

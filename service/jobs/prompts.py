@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Sequence
 
 from service.errors import ApiError
-from service.evaluation.catalogue import EVALUATIONS, plan_of
+from service.evaluation.catalogue import plan_of, result_in
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.unit import Plan
 from service.jobs.early import EndedEarly
@@ -27,7 +26,7 @@ def with_prompts(packed: Packed, job: EndedEarly, models: ModelRegistry, setting
     Raises:
         ApiError: as ``units_with_prompts``.
     """
-    result = EVALUATIONS[packed.evaluation].result.model_validate_json(gzip.decompress(packed.data))
+    result = result_in(packed.data, packed.evaluation)
     if not result.outputs():  # as of a sweep over texts
         return packed
     plan = _planned_again(job, models, settings, in_part=result.partial is not None)

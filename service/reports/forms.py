@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable
 from functools import cache
 
@@ -16,7 +15,7 @@ from service.figures.web.page import PLOTLY_FROM_A_PAGE, as_json, scripts
 from service.jobs.records import JobInfo
 from service.reports.html import report_of
 from service.reports.pages import policy
-from service.reports.rendered import PageOptions, Rendered, refused
+from service.reports.rendered import PageOptions, Rendered, packed_text, refused
 from service.reports.table import table
 
 
@@ -35,7 +34,7 @@ def _script(options: PageOptions) -> str | None:
 
 
 def _page(html: str, options: PageOptions) -> Rendered:
-    return Rendered(gzip.compress(html.encode(), 6, mtime=0), "text/html", True, policy_of(options.standalone))
+    return packed_text(html, "text/html", policy_of(options.standalone))
 
 
 def _table(result: EvaluationResult, _: JobInfo | None, __: PageOptions) -> Rendered:
@@ -66,11 +65,11 @@ def _report(result: EvaluationResult, job: JobInfo | None, options: PageOptions)
 def _figures(result: EvaluationResult, _: JobInfo | None, __: PageOptions) -> Rendered:
     partial = result.partial and result.partial.model_dump()
     text = as_json(pictures_of(result), evaluation=result.evaluation, words=result.words(), partial=partial)
-    return Rendered(gzip.compress(text.encode(), 5, mtime=0), "application/json", True)
+    return packed_text(text, "application/json")
 
 
 def _json(result: EvaluationResult, _: JobInfo | None, __: PageOptions) -> Rendered:
-    return Rendered(gzip.compress(result.model_dump_json().encode(), 6, mtime=0), "application/json", True)
+    return packed_text(result.model_dump_json(), "application/json")
 
 
 FORMS: dict[str, Callable[[EvaluationResult, JobInfo | None, PageOptions], Rendered]] = {

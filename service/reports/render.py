@@ -5,14 +5,13 @@ The server imports this module and no drawing code; its processes do, in ``servi
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from patches import Recipe, ResolvedRecipe
-from service.evaluation.catalogue import result_type
+from service.evaluation.catalogue import result_in
 from service.jobs.records import JobInfo
-from service.reports.rendered import PAGE, PageOptions, Rendered, refused
+from service.reports.rendered import PAGE, PageOptions, Rendered, packed_text, refused
 
 
 def file_of(form: str, evaluation: str, packed: bytes, job: str | None = None, options: PageOptions = PAGE) -> Rendered:
@@ -20,7 +19,7 @@ def file_of(form: str, evaluation: str, packed: bytes, job: str | None = None, o
     ``job`` is its job's description as JSON."""
     from service.reports.forms import form_of
 
-    result = result_type(evaluation).model_validate_json(gzip.decompress(packed))
+    result = result_in(packed, evaluation)
     return form_of(form, result, None if job is None else JobInfo.model_validate_json(job), options)
 
 
@@ -38,7 +37,7 @@ def comparison_of(
     from service.evaluation.comparison.comparing import compared
     from service.reports.forms import form_of
 
-    results = [result_type(evaluation).model_validate_json(gzip.decompress(packed)) for evaluation, packed in sources]
+    results = [result_in(packed, evaluation) for evaluation, packed in sources]
     try:
         return form_of(form, compared(results, names, places, baseline=baseline), None, options)
     except NotComparable as error:
@@ -62,5 +61,4 @@ def encoding_figures_of(
     from service.figures.encodings.overview import Setting, encoding_pictures
     from service.figures.web.page import as_json
 
-    text = as_json(encoding_pictures(encodings, Setting(*setting)), **about)
-    return Rendered(gzip.compress(text.encode(), 5, mtime=0), "application/json", True)
+    return packed_text(as_json(encoding_pictures(encodings, Setting(*setting)), **about), "application/json")

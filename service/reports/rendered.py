@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import NamedTuple
 
 
@@ -15,6 +16,11 @@ class Rendered(NamedTuple):
     policy: str | None = None
     refusal: str | None = None
     refused_field: str = ""
+
+
+def packed_text(text: str, media_type: str, policy: str | None = None) -> Rendered:
+    """``text`` under gzip."""
+    return Rendered(gzip.compress(text.encode(), 5, mtime=0), media_type, True, policy)
 
 
 def refused(field: str, why: str) -> Rendered:

@@ -5,22 +5,20 @@ The first child process of a server starts for seconds.
 
 from __future__ import annotations
 
-import gzip
-
-from service.evaluation.catalogue import result_type
+from service.evaluation.catalogue import result_in
 from service.evaluation.results import EvaluationResult
 from service.evaluation.tables import csv_of
-from service.reports.rendered import Rendered
+from service.reports.rendered import Rendered, packed_text
 
 
 def table_of_packed(evaluation: str, packed: bytes) -> Rendered:
     """The table of the result in ``packed``, JSON under gzip."""
-    return table(result_type(evaluation).model_validate_json(gzip.decompress(packed)))
+    return table(result_in(packed, evaluation))
 
 
 def table(result: EvaluationResult) -> Rendered:
     """CSV under gzip."""
-    return Rendered(gzip.compress(csv_of(result).encode(), 6, mtime=0), "text/csv", True)
+    return packed_text(csv_of(result), "text/csv")
 
 
 def unpacked_size(packed: bytes) -> int:

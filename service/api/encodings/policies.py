@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request
@@ -15,7 +14,7 @@ from service.api.http.routing import Route
 from service.api.response_models.encodings import PolicyInfo
 from service.api.store import store_of, stored
 from service.errors import ApiError, bad_request
-from service.evaluation.catalogue import EVALUATIONS
+from service.evaluation.catalogue import result_in
 from service.jobs.storage.refusals import hint
 from service.jobs.storage.results import Packed
 from service.models.policies import check_policy, out_of_reach
@@ -90,7 +89,7 @@ def _policy(packed: Packed, partial: bool, models: ModelRegistry) -> Policy:
     ApiError: 400 for a result without encodings by length, or of weights that are not served. 409 for a partial one,
         unless ``partial`` allows it.
     """
-    result = EVALUATIONS[packed.evaluation].result.model_validate_json(gzip.decompress(packed.data))
+    result = result_in(packed.data, packed.evaluation)
     try:
         policy = result.policy(datetime.now(UTC))
         if policy is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from service.api.errors import as_api_error
-from service.evaluation.catalogue import EVALUATIONS, plan_of
+from service.evaluation.catalogue import plan_of, result_in
 from service.evaluation.perplexity.request import PerplexityRequest
 from service.evaluation.results import EvaluationResult
 from service.evaluation.unit import Plan, evaluate
@@ -58,7 +57,7 @@ def result_of(store: JobStore, tenant: str, job_id: str) -> EvaluationResult:
     """The stored result of a job that is done."""
     packed = store.result(tenant, job_id)
     assert packed is not None
-    return EVALUATIONS[packed.evaluation].result.model_validate_json(gzip.decompress(packed.data))
+    return result_in(packed.data, packed.evaluation)
 
 
 def in_one_run(plan: Plan) -> dict[str, Any]:
