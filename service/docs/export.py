@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from patches import METHODS, examples, parse, to_shorthand
+from service.docs.methods import markdown_table
 from service.export.target import Expression, Target
 from service.export.targets import TARGETS, NotExpressible, Source, export
 from service.figures.encodings.samples import GEOMETRY, GROUPS, TIMES_LONGER, TRAINED, Sample, samples
@@ -24,11 +25,11 @@ def files() -> Iterator[tuple[str, str]]:
 
 def export_page() -> str:
     """The systems, what each can express, and an example of each."""
-    systems = ["| system | version | where the result goes |", "|---|---|---|"]
-    systems += [f"| `{t.name}` | [{t.version}]({t.documentation}) | {t.apply} |" for t in TARGETS.values()]
-    rows = [f"| kind | method | {' | '.join(TARGETS)} |", "|---" * (len(TARGETS) + 2) + "|"]
-    rows += [_row(drawn) for group in GROUPS for drawn in samples() if drawn.group == group]
-    blocks = [_introduction(), "\n".join(systems), _legend(), "\n".join(rows), "## Differences", _differences()]
+    versions = [[f"`{t.name}`", f"[{t.version}]({t.documentation})", t.apply] for t in TARGETS.values()]
+    systems = markdown_table(["system", "version", "where the result goes"], versions)
+    rows = [_row(drawn) for group in GROUPS for drawn in samples() if drawn.group == group]
+    methods = markdown_table(["kind", "method", *TARGETS], rows)
+    blocks = [_introduction(), systems, _legend(), methods, "## Differences", _differences()]
     return "\n\n".join([*blocks, "## Examples", *_examples()]) + "\n"
 
 
@@ -76,9 +77,8 @@ model with ALiBi is. Only Ropeway reads that entry, and other systems would rota
 beside that entry for vLLM and SGLang, which read it first."""
 
 
-def _row(drawn: Sample) -> str:
-    cells = [drawn.group, f"[`{drawn.name}`](methods.md#{drawn.name})", *(_cell(drawn, t) for t in TARGETS.values())]
-    return f"| {' | '.join(cells)} |"
+def _row(drawn: Sample) -> list[str]:
+    return [drawn.group, f"[`{drawn.name}`](methods.md#{drawn.name})", *(_cell(drawn, t) for t in TARGETS.values())]
 
 
 def _exported(drawn: Sample, target: Target) -> Expression | NotExpressible:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -96,13 +96,12 @@ def pictures() -> Iterator[tuple[str, str]]:
 
 def overview() -> str:
     """A Markdown table with one line per method."""
-    rows = ["| kind | method | what it does | without tuning |", "|---|---|---|---|"]
+    rows = []
     for group, members in _grouped():
         for drawn in members:
-            link = f"[`{drawn.name}`](#{drawn.name})"
             info = describe_method(drawn.name)
-            rows.append(_row([group, link, info["summary"], info["training_free"]]))
-    return "\n".join(rows)
+            rows.append([group, f"[`{drawn.name}`](#{drawn.name})", info["summary"], info["training_free"]])
+    return markdown_table(["kind", "method", "what it does", "without tuning"], rows)
 
 
 def methods_page() -> str:
@@ -149,11 +148,11 @@ def _section(info: dict[str, Any], drawn: Sample) -> Iterator[str]:
     yield _drawn(drawn)
     fields = {key: field for key, field in schema["properties"].items() if key != "method" and not choices(field)}
     if fields:
-        rows = ["| parameter | type | default | meaning |", "|---|---|---|---|"]
-        for key, field in fields.items():
-            cells = [f"`{key}`", type_text(field), default_text(key, schema), field.get("description", "")]
-            rows.append(_row(cells))
-        yield "\n".join(rows)
+        rows = [
+            [f"`{key}`", type_text(field), default_text(key, schema), field.get("description", "")]
+            for key, field in fields.items()
+        ]
+        yield markdown_table(["parameter", "type", "default", "meaning"], rows)
     shared = {"attention_temperature": "Attention temperatures", "base": "Schedules underneath: base"}
     also = [f"[`{key}`](#{_anchor(title)})" for key, title in shared.items() if key in schema["properties"]]
     yield f"{'Also' if fields else 'Parameters'}: {', '.join(also)}."
@@ -174,7 +173,7 @@ def _temperatures() -> Iterator[str]:
         "on whole scores that belongs to the encoding itself (DeepSeek's YaRN)."
     )
     yield f"![attention temperatures]({PICTURES}/{TEMPERATURES}.svg)"
-    rows = ["| kind | multiplier | parameters |", "|---|---|---|"]
+    rows = []
     for kind, definition in definitions.items():
         # A kind of one number has its formula in the description of its required parameter.
         fields = {key: inner for key, inner in definition["properties"].items() if key != "kind"}
@@ -184,8 +183,8 @@ def _temperatures() -> Iterator[str]:
             about = inner.get("description", "")
             what = f"`{key}`: {type_text(inner)}, {_default(key, definition)}."
             parameters.append(what if about == formula else f"{what} {about}")
-        rows.append(_row([f"`{kind}`", formula, "<br>".join(parameters)]))
-    yield "\n".join(rows)
+        rows.append([f"`{kind}`", formula, "<br>".join(parameters)])
+    yield markdown_table(["kind", "multiplier", "parameters"], rows)
     yield f"Type: {type_text(field)}."
 
 
@@ -261,5 +260,6 @@ def linked(text: str) -> str:
     return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
 
 
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |" for cells in (header, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
