@@ -151,7 +151,7 @@ def reads_calls(tokenizer: Any) -> bool:
 
 def thinks(tokenizer: Any) -> bool:
     """True if the model writes reasoning in a known form: its chat template does, too."""
-    return _thought(tokenizer.response_template, str(tokenizer.chat_template or "")) is not None
+    return _thought(tokenizer) is not None
 
 
 class Parsing(NamedTuple):
@@ -173,8 +173,7 @@ def parsing_of(tokenizer: Any, prompt: str, tools: Sequence[dict[str, Any]]) -> 
     if not tools:
         fields = {name: field for name, field in template["fields"].items() if name != "tool_calls"}
         template = {**template, "fields": fields}
-    anchors = template.get("start_anchor", [])
-    patterns = [re.escape(each) for each in ([anchors] if isinstance(anchors, str) else anchors)]
+    patterns = map(re.escape, _literals(template, "start_anchor"))
     begins = re.search("|".join(patterns) or template["start_anchor_pattern"], prompt, re.DOTALL)
     try:
         prefix = prompt if begins else _begun(template, prompt)
@@ -210,7 +209,7 @@ def thought_of(tokenizer: Any, prompt: str) -> Thought | None:
     Raises:
         ValueError: when the prompt has begun one without a known end.
     """
-    field = _thought(tokenizer.response_template, str(tokenizer.chat_template or ""))
+    field = _thought(tokenizer)
     if field is None:
         return None
     opens, closes = _delimiter(field, "open"), _delimiter(field, "close")
@@ -244,30 +243,33 @@ def listing_of(tokenizer: Any) -> Listing | None:
 
 def shows_special_tokens(tokenizer: Any) -> bool:
     """True if a delimiter of reasoning is a special token, which texts leave out."""
-    field = _thought(tokenizer.response_template, str(tokenizer.chat_template or "")) or {}
+    field = _thought(tokenizer) or {}
     patterns = [_pattern(field, edge) for edge in ("open", "close")]
     special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return any(_escaped(text) in pattern for pattern in patterns for text in special)
 
 
-def _thought(template: dict[str, Any] | None, chat: str) -> dict[str, Any] | None:
+def _thought(tokenizer: Any) -> dict[str, Any] | None:
     """The field of reasoning. None if the chat template has no such end. None, too, if texts have a beginning:
     that of a form would be missing."""
-    fields = {} if template is None else template["fields"]
+    fields = {} if tokenizer.response_template is None else tokenizer.response_template["fields"]
     if _pattern(fields.get("content", {}), "open"):
         return None
     for field in (fields[name] for name in sorted(REASONING) if name in fields):
         opens, closes = _pattern(field, "open"), _pattern(field, "close")
-        if opens and closes and re.search(closes, chat):
+        if opens and closes and re.search(closes, str(tokenizer.chat_template or "")):
             return dict(field)
     return None
 
 
+def _literals(field: dict[str, Any], key: str) -> list[str]:
+    literal = field.get(key, [])
+    return [literal] if isinstance(literal, str) else literal
+
+
 def _pattern(field: dict[str, Any], edge: str) -> str:
     """The regular expression of a field's ``open`` or ``close``; empty without one."""
-    literal = field.get(edge, [])
-    literals = [literal] if isinstance(literal, str) else literal
-    return str(field.get(f"{edge}_pattern") or "|".join(map(_escaped, literals)))
+    return str(field.get(f"{edge}_pattern") or "|".join(map(_escaped, _literals(field, edge))))
 
 
 def _escaped(literal: str) -> str:
@@ -276,8 +278,7 @@ def _escaped(literal: str) -> str:
 
 def _delimiter(field: dict[str, Any], edge: str) -> str | None:
     """The one text that a field opens or closes with, behind blanks; None if there are more."""
-    literal = field.get(edge, [])
-    literals = [literal] if isinstance(literal, str) else literal
+    literals = _literals(field, edge)
     return literals[0] if len(literals) == 1 else _literal(_pattern(field, edge))
 
 
