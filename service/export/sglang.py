@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from patches import RopeType, in_configuration, is_by_layer
@@ -36,6 +35,7 @@ class SGLang(Target):
     version: ClassVar[str] = "0.5.23"
     documentation: ClassVar[str] = "https://docs.sglang.io/advanced_features/server_arguments.html"
     apply: ClassVar[str] = "Add the options to `python -m sglang.launch_server`."
+    config_option: ClassVar[str] = "--json-model-override-args"
     reads_chunks: ClassVar[bool] = True
 
     def express(self, wanted: Wanted) -> Expression:
@@ -46,7 +46,7 @@ class SGLang(Target):
         # A longer --context-length than max_position_embeddings is refused. A factor counts without a trained length.
         longest = wanted.length if TRAINED in parameters else maximum(form, wanted.length)
         overrides = {"rope_parameters": parameters, "max_position_embeddings": longest}
-        arguments = ["--json-model-override-args", json.dumps(overrides), *self.unchanged(wanted.length).arguments]
+        arguments = [self.config_option, json.dumps(overrides), *self.unchanged(wanted.length).arguments]
         return Expression(overrides, arguments, _differences(form, wanted))
 
     def own(self, wanted: Wanted) -> Expression:
@@ -54,10 +54,6 @@ class SGLang(Target):
 
     def unchanged(self, length: int) -> Expression:
         return Expression({}, ["--context-length", str(length)])
-
-    def lengthened(self, expression: Expression, config: dict[str, Any]) -> Expression:
-        overrides = ["--json-model-override-args", json.dumps(config)]
-        return replace(super().lengthened(expression, config), arguments=[*overrides, *expression.arguments])
 
     def differences_of_own(self, wanted: Wanted) -> list[str]:
         form = wanted.by_length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -80,6 +81,8 @@ class Target(ABC):
     documentation: ClassVar[str]
     apply: ClassVar[str]
     """The place of the result, as one sentence."""
+    config_option: ClassVar[str] = ""
+    """The option that takes entries of ``config.json``, where there is one."""
     reads_chunks: ClassVar[bool] = False
     """True if it reads ``dual_chunk_attention_config`` in place of ``rope_parameters``."""
 
@@ -102,7 +105,8 @@ class Target(ABC):
 
     def lengthened(self, expression: Expression, config: dict[str, Any]) -> Expression:
         """``expression`` of a model that rotates nothing, with ``config`` for texts past the declared length."""
-        return replace(expression, config=expression.config | config)
+        option = [self.config_option, json.dumps(config)] if self.config_option else []
+        return replace(expression, config=expression.config | config, arguments=[*option, *expression.arguments])
 
     def differences_of_own(self, wanted: Wanted) -> list[str]:
         """Differences of the checkpoint's own encoding here to this system's reading of it."""

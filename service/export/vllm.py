@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from patches import RopeType, in_configuration
 from service.export.target import (
@@ -40,6 +39,7 @@ class VLLM(Target):
     version: ClassVar[str] = "0.33.0"
     documentation: ClassVar[str] = "https://docs.vllm.ai/en/stable/features/context_extension/"
     apply: ClassVar[str] = "Add the options to `vllm serve`."
+    config_option: ClassVar[str] = "--hf-overrides"
     reads_chunks: ClassVar[bool] = True
 
     def express(self, wanted: Wanted) -> Expression:
@@ -47,7 +47,7 @@ class VLLM(Target):
         parameters = in_configuration(with_attn_factor(with_mscales(form, wanted.length)), wanted.own)
         # A longer --max-model-len than max_position_embeddings, times a linear factor, is refused.
         overrides = {"rope_parameters": parameters, "max_position_embeddings": maximum(form, wanted.length)}
-        arguments = ["--hf-overrides", json.dumps(overrides), *self.unchanged(wanted.length).arguments]
+        arguments = [self.config_option, json.dumps(overrides), *self.unchanged(wanted.length).arguments]
         return Expression(overrides, arguments, fixed(wanted))
 
     def own(self, wanted: Wanted) -> Expression:
@@ -58,10 +58,6 @@ class VLLM(Target):
 
     def unchanged(self, length: int) -> Expression:
         return Expression({}, ["--max-model-len", str(length)])
-
-    def lengthened(self, expression: Expression, config: dict[str, Any]) -> Expression:
-        overrides = ["--hf-overrides", json.dumps(config)]
-        return replace(super().lengthened(expression, config), arguments=[*overrides, *expression.arguments])
 
     def differences_of_own(self, wanted: Wanted) -> list[str]:
         return fixed_at_start(wanted)
