@@ -330,7 +330,7 @@ def _of_cuda(made: Card) -> dict[str, Any]:
     return {
         "Stream": lambda *_, **__: Stream(made),
         "stream": on,
-        "device": nullcontext,
+        "device_of": nullcontext,
         "current_stream": lambda *_: made.current,
         "current_device": lambda: 0,
         "device_count": lambda: 1,

@@ -6,7 +6,6 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -283,8 +282,7 @@ class EncodingManager(ContinuousBatchingManager):
         Raises:
             RuntimeError: when a request fails or is never scheduled; whatever a step raises.
         """
-        device = self.model.device
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        with torch.cuda.device_of(next(self.model.parameters())):
             self.batch_processor, self.current_batch = self._create_batch_processor(), 0
             for request in requests:
                 self.requests[request.request_id] = request

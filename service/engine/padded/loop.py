@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Requests
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import structlog
 import torch
@@ -168,9 +166,8 @@ class PaddedLoop:
             self._deliver(sequence, error)
         self._steps.sequences = {}
 
-    def _on_device(self) -> AbstractContextManager[Any]:
-        device = self._patch.model.device
-        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    def _on_device(self) -> torch.cuda.device_of:
+        return torch.cuda.device_of(next(self._patch.model.parameters()))
 
     def _advance(self) -> bool:
         """Take new requests and run one step, or sleep without work; false to end."""
