@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from service import context
 from service.api.encodings.auto import with_methods
-from service.api.files import PictureName, Standalone, result_file, unpacked_response
+from service.api.files import PictureName, Standalone, result_file, sends, unpacked_response
 from service.api.http.routing import DocumentsRoute
 from service.api.http.streaming import Emit, event_stream
 from service.api.jobs.submission import IdempotencyKey, submit
@@ -271,22 +271,22 @@ def _routes_of(evaluation: Evaluation) -> APIRouter:
     async def again(result_id: str, request: Request) -> Response:
         return unpacked_response((await recent(request, result_id)).data, "application/json", request, {})
 
-    @router.get("/{result_id}/table.csv", response_class=Response, responses=_only("text/csv"))
+    @router.get("/{result_id}/table.csv", **sends("text/csv"))
     async def table(result_id: str, request: Request) -> Response:
         """Every number as a long table."""
         return await file("csv", request, result_id)
 
-    @router.get("/{result_id}/plot.png", response_class=Response, responses=_only("image/png"))
+    @router.get("/{result_id}/plot.png", **sends("image/png"))
     async def plot_png(result_id: str, request: Request, picture: PictureName = None) -> Response:
         """The result as a picture."""
         return await file("png", request, result_id, PageOptions(picture=picture))
 
-    @router.get("/{result_id}/plot.svg", response_class=Response, responses=_only("image/svg+xml"))
+    @router.get("/{result_id}/plot.svg", **sends("image/svg+xml"))
     async def plot_svg(result_id: str, request: Request, picture: PictureName = None) -> Response:
         """The same as vectors, for papers."""
         return await file("svg", request, result_id, PageOptions(picture=picture))
 
-    @router.get("/{result_id}/plot.html", response_class=Response, responses=_only("text/html"))
+    @router.get("/{result_id}/plot.html", **sends("text/html"))
     async def plot_html(
         result_id: str, request: Request, standalone: Standalone = False, picture: PictureName = None
     ) -> Response:
@@ -294,10 +294,6 @@ def _routes_of(evaluation: Evaluation) -> APIRouter:
         return await file("html", request, result_id, PageOptions(standalone, picture=picture))
 
     return router
-
-
-def _only(media_type: str) -> dict[int | str, dict[str, Any]]:
-    return {200: {"content": {media_type: {}}}}
 
 
 ROUTERS = tuple(map(_routes_of, EVALUATIONS.values()))

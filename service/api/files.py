@@ -30,6 +30,11 @@ SMALL_RESULT = 512 << 10
 Make = Callable[[], Coroutine[Any, Any, Rendered]]
 
 
+def sends(media_type: str) -> dict[str, Any]:
+    """Arguments of a route whose answers have this type alone."""
+    return {"response_class": Response, "responses": {200: {"content": {media_type: {}}}}}
+
+
 class RenderedFiles:
     """A cache of files. Simultaneous requests for one file share its drawing, which ends when no caller waits for
     it."""

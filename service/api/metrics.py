@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from prometheus_client import start_http_server
 from prometheus_client.exposition import choose_encoder
 
+from service.api.files import sends
 from service.api.http.ports import PortUnusable
 from service.metrics import Metrics
 from service.settings import Settings
@@ -17,7 +18,7 @@ from service.settings import Settings
 router = APIRouter(tags=["operations"])
 
 
-@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+@router.get("/metrics", **sends("text/plain"))
 async def metrics(request: Request) -> Response:
     """Counters, gauges and histograms in Prometheus' text format, or OpenMetrics where asked for."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))

@@ -26,7 +26,7 @@ from patches import (
     unknown_method,
 )
 from service.api.encodings.auto import in_listings
-from service.api.files import RenderedFiles, file_response
+from service.api.files import RenderedFiles, file_response, sends
 from service.api.http.queries import AnyParameters, WholeNumber
 from service.api.http.routing import Route
 from service.api.response_models.encodings import FullMethodList, MethodInfo, MethodList, MethodSummary, ParameterInfo
@@ -92,7 +92,7 @@ async def frequencies(
     return _resolved(name, request, given, model, length)[0]
 
 
-@router.get("/methods/{name}/frequencies.png", response_class=Response, responses={200: {"content": {"image/png": {}}}})
+@router.get("/methods/{name}/frequencies.png", **sends("image/png"))
 async def frequencies_png(
     name: str,
     request: Request,

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from service import context
 from service.api.encodings.figures import ResultFigures
-from service.api.files import PictureName, RenderedFiles, Standalone, file_response
+from service.api.files import PictureName, RenderedFiles, Standalone, file_response, sends
 from service.api.http.routing import Route
 from service.api.jobs.files import result_of
 from service.errors import bad_request
@@ -53,13 +53,13 @@ async def results_json(jobs: Jobs, request: Request, names: Names = None, baseli
     return await _file("json", jobs, names, baseline, request)
 
 
-@router.get("/results.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
+@router.get("/results.csv", **sends("text/csv"))
 async def results_csv(jobs: Jobs, request: Request, names: Names = None, baseline: Baseline = None) -> Response:
     """The same as a long table."""
     return await _file("csv", jobs, names, baseline, request)
 
 
-@router.get("/plot.png", response_class=Response, responses={200: {"content": {"image/png": {}}}})
+@router.get("/plot.png", **sends("image/png"))
 async def plot_png(
     jobs: Jobs, request: Request, names: Names = None, baseline: Baseline = None, picture: PictureName = None
 ) -> Response:
@@ -67,7 +67,7 @@ async def plot_png(
     return await _file("png", jobs, names, baseline, request, PageOptions(picture=picture))
 
 
-@router.get("/plot.svg", response_class=Response, responses={200: {"content": {"image/svg+xml": {}}}})
+@router.get("/plot.svg", **sends("image/svg+xml"))
 async def plot_svg(
     jobs: Jobs, request: Request, names: Names = None, baseline: Baseline = None, picture: PictureName = None
 ) -> Response:
@@ -81,7 +81,7 @@ async def figures_json(jobs: Jobs, request: Request, names: Names = None, baseli
     return await _file("figures", jobs, names, baseline, request)
 
 
-@router.get("/report.html", response_class=Response, responses={200: {"content": {"text/html": {}}}})
+@router.get("/report.html", **sends("text/html"))
 async def report_html(
     jobs: Jobs, request: Request, names: Names = None, baseline: Baseline = None, standalone: Standalone = False
 ) -> Response:

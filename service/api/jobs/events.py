@@ -9,9 +9,9 @@ from operator import itemgetter
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import Response
 
 from service import context
+from service.api.files import sends
 from service.api.http.access import unauthorized
 from service.api.http.routing import Route
 from service.api.http.streaming import Emit, event_stream
@@ -28,7 +28,7 @@ LOOK_AGAIN_S = 2.0
 """Seconds between two looks for events of a job that another process runs."""
 
 
-@router.get("/{job_id}/events", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
+@router.get("/{job_id}/events", **sends("text/event-stream"))
 async def events(job_id: str, request: Request) -> Any:
     """Server-sent events until the job has ended: ``unit`` for every finished unit, numbered, from the one after
     ``Last-Event-ID``; ``progress`` when tokens were read or the database stalls it; at the end ``job``. A revoked key

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from service import context
 from service.api.encodings.figures import ResultFigures
-from service.api.files import PictureName, Standalone, json_response, result_file, unpacked_response
+from service.api.files import PictureName, Standalone, json_response, result_file, sends, unpacked_response
 from service.api.http.routing import Route
 from service.api.jobs import partial, prompts
 from service.api.jobs.lookup import job_info, stored_job
@@ -34,7 +34,7 @@ async def units_json(job_id: str, request: Request, include_text: WithPrompts = 
     return await json_response(units, size, request)
 
 
-@router.get("/{job_id}/units.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
+@router.get("/{job_id}/units.csv", **sends("text/csv"))
 async def units_csv(job_id: str, request: Request) -> Response:
     """The finished units of a job in any state, as a table."""
     table = await request.app.state.workers.run(units_table, await _units(job_id, request))
@@ -60,7 +60,7 @@ async def results_json(job_id: str, request: Request, include_text: WithPrompts 
     return unpacked_response(packed.data, "application/json", request, {})
 
 
-@router.get("/{job_id}/results.csv", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
+@router.get("/{job_id}/results.csv", **sends("text/csv"))
 async def results_csv(job_id: str, request: Request) -> Response:
     """Every number as a long table."""
     return await _file("csv", job_id, request)
@@ -69,19 +69,19 @@ async def results_csv(job_id: str, request: Request) -> Response:
 PARQUET = "application/vnd.apache.parquet"
 
 
-@router.get("/{job_id}/results.parquet", response_class=Response, responses={200: {"content": {PARQUET: {}}}})
+@router.get("/{job_id}/results.parquet", **sends(PARQUET))
 async def results_parquet(job_id: str, request: Request) -> Response:
     """The same table for pandas, Polars and DuckDB."""
     return await _file("parquet", job_id, request)
 
 
-@router.get("/{job_id}/plot.png", response_class=Response, responses={200: {"content": {"image/png": {}}}})
+@router.get("/{job_id}/plot.png", **sends("image/png"))
 async def plot_png(job_id: str, request: Request, picture: PictureName = None) -> Response:
     """The result's first picture, or the one that is named."""
     return await _file("png", job_id, request, options=PageOptions(picture=picture))
 
 
-@router.get("/{job_id}/plot.svg", response_class=Response, responses={200: {"content": {"image/svg+xml": {}}}})
+@router.get("/{job_id}/plot.svg", **sends("image/svg+xml"))
 async def plot_svg(job_id: str, request: Request, picture: PictureName = None) -> Response:
     """The same as vectors, for papers."""
     return await _file("svg", job_id, request, options=PageOptions(picture=picture))
@@ -93,7 +93,7 @@ async def figures_json(job_id: str, request: Request) -> Response:
     return await _file("figures", job_id, request, packed=await partial.of_running(job_id, request))
 
 
-@router.get("/{job_id}/report.html", response_class=Response, responses={200: {"content": {"text/html": {}}}})
+@router.get("/{job_id}/report.html", **sends("text/html"))
 async def report_html(
     job_id: str,
     request: Request,
