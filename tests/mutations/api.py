@@ -12,7 +12,7 @@ STOP_REASONS = "tests/service/openai/text/test_stop_reasons.py"
 TEMPLATING = "tests/service/openai/text/test_templating.py"
 ALLOWED = "tests/service/openai/structure/test_allowed_tools.py"
 FAILING = "tests/service/api/http/test_clients_that_fail.py"
-SCORING = "tests/service/evaluation/perplexity/test_scoring.py"
+FORMS = "tests/service/evaluation/perplexity/test_forms.py"
 RATES = "tests/service/api/test_rates.py"
 
 API = [
@@ -227,7 +227,7 @@ API = [
     Mutation("the widest range of Accept wins", "service/api",
              """ranges = (kind, f"{kind.split('/')[0]}/*", "*/*")""",
              """ranges = ("*/*", f"{kind.split('/')[0]}/*", kind)""",
-             (f"{SCORING}::test_the_client_weighs_csv_against_json",)),
+             (f"{FORMS}::test_the_client_weighs_csv_against_json",)),
     Mutation("a field within a word names the field of an error", "service/client",
              """re.match(rf"['`]?{re.escape(param)}(?!\\w)", message)""", "param in message",
              ("tests/service/client/test_fake_servers.py::test_the_text_of_an_error_names_its_field_once",)),
