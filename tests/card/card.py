@@ -6,7 +6,6 @@ CUDA has, those that our code calls by name run in plain operations. It is no te
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -17,10 +16,10 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
-from tests.card.kernels import KERNELS, check_kernel, on_host
+from tests.card.kernels import check_kernel, on_host
 from tests.card.streams import CARD, Stream
+from tests.card.tensors import CardTensor, is_card, mapped, names_card, of_host, on_card
 from tests.recording import HOST_READS, leaves
 
 ATEN = torch.ops.aten
@@ -48,26 +47,6 @@ class Wait(NamedTuple):
 
     kind: str
     place: str
-
-
-class CardTensor(torch.Tensor):
-    """A tensor of the card; its numbers are in ``host``."""
-
-    host: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, host: torch.Tensor) -> CardTensor:
-        made: CardTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, host.shape, strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype, device=CARD
-        )
-        made.host = host
-        return made
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise AssertionError("tensors of the card are for use inside of `card`")
 
 
 class Card:
@@ -122,7 +101,7 @@ class Card:
         if target is not None and target.type == "cpu":
             return result
         known = {id(tensor.host): tensor for tensor in ours}
-        return mapped(lambda each: known[id(each)] if id(each) in known else _on_card(each), result)
+        return mapped(lambda each: known[id(each)] if id(each) in known else on_card(each), result)
 
     def _check(self, func: Any, name: str, args: Any, kwargs: Any, taken: list[torch.Tensor]) -> None:
         from_host = [tensor for tensor in taken if not isinstance(tensor, CardTensor)]
@@ -151,7 +130,7 @@ class Card:
         if not places:
             ATEN.copy_(view, new) if isinstance(new, torch.Tensor) and new.ndim else ATEN.fill_(view, new)
         else:
-            number = new if isinstance(new, torch.Tensor) else _on_card(torch.full((), new, dtype=one.dtype))
+            number = new if isinstance(new, torch.Tensor) else on_card(torch.full((), new, dtype=one.dtype))
             ATEN.index_put_(view, places, number)
         return None
 
@@ -180,23 +159,23 @@ class Card:
         """``one`` of the host on the card."""
         if one.ndim:
             self.wait("copy")
-        moved: torch.Tensor = _on_card(self.compute(lambda host: host.detach().clone(), (one,), {}))
+        moved: torch.Tensor = on_card(self.compute(lambda host: host.detach().clone(), (one,), {}))
         return moved
 
     def made(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """A new tensor of the card, from numbers of Python or of the host."""
         if name in ("to", "cuda"):
             one = args[0]
-            others = [each for each in args[1:] if not _names_card(each)]
+            others = [each for each in args[1:] if not names_card(each)]
             own = {key: each for key, each in kwargs.items() if key not in ("device", "non_blocking")}
             if isinstance(one, CardTensor):
                 return ATEN.to(one, *others, **own) if others or own else one
             if not (kwargs.get("non_blocking") and self.is_pinned(one)):
                 self.wait("copy")
-            return _on_card(self.compute(lambda one: one.to(*others, **own).detach().clone(), (one,), {}))
+            return on_card(self.compute(lambda one: one.to(*others, **own).detach().clone(), (one,), {}))
         if name in ("tensor", "as_tensor", "new_tensor"):
             self.wait("copy")
-        return _on_card(func(*args, **kwargs | {"device": "cpu"}))
+        return on_card(func(*args, **kwargs | {"device": "cpu"}))
 
 
 class _Operations(TorchDispatchMode):
@@ -243,7 +222,7 @@ class _Functions(TorchFunctionMode):
             check_kernel(*args[:4], **kwargs)
         if name in GUARDED and is_ours:
             return GUARDED[name](*args, **kwargs)
-        if _is_card(kwargs.get("device")) or (name in ("to", "cuda") and any(map(_names_card, args[1:]))):
+        if is_card(kwargs.get("device")) or (name in ("to", "cuda") and any(map(names_card, args[1:]))):
             return self._card.made(name, func, args, kwargs)
         if name == "new_tensor" and is_ours:
             return self._card.made(name, func, (args[0].host, *args[1:]), kwargs)
@@ -271,49 +250,6 @@ _present: list[Card] = []
 def launch(call: Callable[[], object]) -> None:
     """Have the card ``call`` in its turn, on tensors of the host."""
     _present[-1].launch(call)
-
-
-def of_host(func: Any, args: Any, kwargs: Any) -> tuple[Callable[..., Any], Any, Any]:
-    """An operation of torch, its arguments and its named ones, on the numbers of its tensors."""
-    numbers = mapped(_host, kwargs)
-    if numbers.get("device") is not None:
-        numbers["device"] = torch.device("cpu")
-    return KERNELS.get(func.overloadpacket.__name__, func), mapped(_host, args), numbers
-
-
-def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """As torch's ``tree_map``, see ``leaves``."""
-    if isinstance(tree, tuple):
-        return tuple([mapped(change, each) for each in tree])
-    if isinstance(tree, list):
-        return [mapped(change, each) for each in tree]
-    if isinstance(tree, dict):
-        return {name: mapped(change, each) for name, each in tree.items()}
-    return change(tree)
-
-
-def upload(model: torch.nn.Module) -> None:
-    """Move a model to the card, in place."""
-    for module in model.modules():
-        for name, weight in module._parameters.items():
-            if weight is not None:
-                moved = _on_card(weight.detach())
-                module._parameters[name] = torch.nn.Parameter(moved, requires_grad=False)
-        for name, buffer in module._buffers.items():
-            module._buffers[name] = _on_card(buffer)
-
-
-def download(value: Any) -> Any:
-    """``value`` with the numbers of the card on the host: tensors, and objects that have some."""
-    if isinstance(value, CardTensor):
-        return value.host
-    if isinstance(value, list | tuple | dict):
-        return tree_map(download, value)
-    if type(value).__module__.startswith("patches.") and hasattr(value, "__dict__"):
-        moved = copy.copy(value)
-        moved.__dict__.update({name: download(each) for name, each in vars(value).items()})
-        return moved
-    return value
 
 
 def _of_cuda(made: Card) -> dict[str, Any]:
@@ -350,23 +286,6 @@ def _taken_dims(part: object) -> int:
     if part is None or part is Ellipsis:
         return 0
     return part.ndim if isinstance(part, torch.Tensor) and part.dtype == torch.bool else 1
-
-
-def _host(one: Any) -> Any:
-    return one.host if isinstance(one, CardTensor) else one
-
-
-def _on_card(one: Any) -> Any:
-    return CardTensor(one) if isinstance(one, torch.Tensor) and not isinstance(one, CardTensor) else one
-
-
-def _is_card(one: object) -> bool:
-    return isinstance(one, torch.device | str) and torch.device(one).type == "cuda"
-
-
-def _names_card(one: object) -> bool:
-    """True for an argument of ``Tensor.to`` that says it is the card."""
-    return isinstance(one, CardTensor) or _is_card(one)
 
 
 def _memory(one: torch.Tensor) -> int:
