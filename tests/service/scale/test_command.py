@@ -25,6 +25,7 @@ from service.scale.cluster import SECRET, as_yaml, serve_config, settings_on_nod
 from service.scale.options import InvalidScale
 from service.settings import Settings
 from tests.conftest import ROOT
+from tests.service.scale.dashboard import DETAILS, METRICS, Dashboard, answers
 
 CUDA = ("--set", "device=cuda")
 
@@ -135,52 +136,6 @@ class TestConfig:
             assert written.keys() == found["applications"][0]["deployments"][0].keys()
 
 
-DETAILS: dict[str, Any] = {
-    "proxies": {"node": {"node_ip": "10.0.0.1", "status": "HEALTHY"}},
-    "applications": {
-        "ropeway": {
-            "status": "DEPLOYING",
-            "message": "",
-            "deployments": {
-                "ropeway": {
-                    "message": "one replica starts",
-                    "target_num_replicas": 2,
-                    "replicas": [
-                        {"replica_id": "aaa", "node_ip": "10.0.0.1", "pid": 7, "state": "RUNNING"},
-                        {"replica_id": "bbb", "state": "STARTING"},
-                    ],
-                }
-            },
-        }
-    },
-}
-
-METRICS = """# HELP ray_serve_replica_processing_queries requests
-# TYPE ray_serve_replica_processing_queries gauge
-ray_serve_replica_processing_queries{application="ropeway",replica="aaa"} 3.0
-ray_serve_replica_processing_queries{application="other",replica="aaa"} 50.0
-ray_serve_deployment_queued_queries{application="ropeway",handle="x"} 1.0
-ray_serve_deployment_queued_queries{application="ropeway",handle="y"} 4.0
-"""
-
-
-class Dashboard:
-    """A cluster with one application, and a node whose metrics are at ``target``."""
-
-    def __init__(self, details: dict[str, Any], *targets: str) -> None:
-        self._details, self._targets = details, list(targets)
-        self.deployed: list[Any] = []
-
-    def details(self) -> dict[str, Any]:
-        return self._details
-
-    def metrics_targets(self) -> list[str]:
-        return self._targets
-
-    def deploy(self, config: dict[str, Any]) -> None:
-        self.deployed.append(config)
-
-
 @pytest.fixture
 def target() -> Iterator[str]:
     """HOST:PORT of a node's metrics."""
@@ -198,12 +153,6 @@ def target() -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()
-
-
-def answers(monkeypatch: pytest.MonkeyPatch, dashboard: Dashboard) -> None:
-    """Commands find ``dashboard`` at any address, with or without Ray."""
-    monkeypatch.setattr(private_names, "version", lambda _: f"{private_names.TESTED}.0")
-    monkeypatch.setattr(private_names, "ClusterClient", lambda _: dashboard)
 
 
 class TestCluster:
