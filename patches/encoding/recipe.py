@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 Part = TypeVar("Part")
 ROTATES_NOTHING = "this model was trained without rotary embeddings: only encodings that rotate nothing apply to it"
-WITHOUT_EFFECT = (
-    "it has no effect on this model: its layers attend to the last {window} tokens. It begins beyond them"
-)
+WITHOUT_EFFECT = "it has no effect on this model: its layers attend to the last {window} tokens. It begins beyond them"
 ROTATION_CHOOSES = (
     "only encodings that rotate apply to this model: its layers choose keys by other rotated states. Without "
     "rotation many of these scores are equal, and later text decides between them"
