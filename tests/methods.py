@@ -373,6 +373,17 @@ def one_per_shape(requests: Iterable[Fields], geometry: RopeGeometry, length: in
     return list({shape_of(resolve(parse(fields), geometry, length)): fields for fields in requests}.values())
 
 
+def has_effect(fields: Fields, geometry: RopeGeometry, length: int) -> bool:
+    """False for a request that begins beyond every window of a model, which is refused."""
+    try:
+        resolve(parse(fields), geometry, length)
+    except ValueError as error:
+        if "no effect" not in str(error):
+            raise
+        return False
+    return True
+
+
 def request_id(request: Fields) -> str:
     """Short name of a request for test ids."""
     numbers = [f"{k}={v}" for k, v in request.items() if k != "method" and not isinstance(v, list | dict)]

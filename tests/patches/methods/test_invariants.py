@@ -24,7 +24,7 @@ from patches.attention.layer import Layer
 from patches.batch.segments import Batch
 from patches.encoding.temperature import ConstantTemperature
 from tests import oracles
-from tests.methods import Fields, Row, assume_in_reach, rows
+from tests.methods import Fields, Row, assume_in_reach, has_effect, rows
 from tests.models import tiny_model, tiny_tokens
 from tests.patches.distances import effective_distance, plain_distance
 from tests.patches.forward import chunked_logits, left_padded, logits_of, relative, slot_of, written
@@ -135,6 +135,7 @@ def test_any_split_gives_what_one_pass_gives(name: str, models: dict[str, Patche
     @given(requests, splits(), st.integers(0, 100))
     def over_splits(fields: Fields, chunks: list[int], seed: int) -> None:
         length = sum(chunks)
+        assume(has_effect(fields, patch.geometry, length))
         tokens = tiny_tokens(1, length, seed=seed)
         slot = slot_of(patch, fields, length)
         try:
@@ -160,6 +161,7 @@ def test_any_batch_gives_every_row_what_it_gets_alone(name: str, models: dict[st
     @given(st.lists(st.tuples(requests, st.integers(1, 60)), min_size=2, max_size=6), st.integers(0, 100))
     @torch.no_grad()
     def over_batches(batch: list[tuple[Fields, int]], seed: int) -> None:
+        assume(all(has_effect(fields, patch.geometry, length) for fields, length in batch))
         tokens = [tiny_tokens(1, length, seed=seed + row)[0] for row, (_, length) in enumerate(batch)]
         slots = [slot_of(patch, fields, length) for fields, length in batch]
         try:
