@@ -276,6 +276,10 @@ EVALUATION = [
              (STORE,)),
     Mutation("intervals leave a picture unsaid", "service/figures", "elif _leave(figure, drawn):", "elif False:",
              ("tests/service/figures/test_readable.py",)),
+    Mutation("escapes of names have no room", "service/figures", "columns - max(map(_length, shown), default=0)", "0",
+             ("tests/service/figures/test_raster.py::TestAxes",)),
+    Mutation("pictures take one font", "service/figures", "return [name for name in FONTS if name in installed]",
+             "return [FONTS[0]]", ("tests/service/figures/test_raster.py::TestAxes",)),
     Mutation("rounding decides the best of a column", "service/evaluation", "if are_equal(value, best))",
              "if value == best)", ("tests/service/evaluation/perplexity/test_tables.py",)),
 ]  # fmt: skip
