@@ -80,9 +80,12 @@ def decoded(content: bytes, name: str) -> str:
     """The text of the file ``name``. Its lines end with line feeds, whatever they ended with."""
     try:
         # A byte order mark is no part of the text, and would be scored.
-        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         fail(f"{name}: must be UTF-8 text, and byte {error.start + 1} is not: convert it, as with iconv")
+    if text.count("\0") > len(text) / 10:
+        fail(f"{name}: must be UTF-8 text, and looks like UTF-16: convert it, as with iconv")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _documents_in(file: str, name: str, content: str) -> list[tuple[str, str]]:

@@ -67,12 +67,14 @@ def zipped() -> bytes:
         ("a.xz", lzma.compress(b"ropes"), "is packed by xz"),
         ("a.docx", zipped(), "is packed by zip"),
         ("a.txt", "a café".encode("latin-1"), "must be UTF-8 text, and byte 6 is not: convert it"),
+        ("a.txt", "ropes".encode("utf-16-le"), "must be UTF-8 text, and looks like UTF-16: convert it, as with iconv"),
+        ("a.txt", "ropes".encode("utf-16-be"), "must be UTF-8 text, and looks like UTF-16"),
         ("a.CSV", b"id,text\n1,ropes\n", "is a table, and a document is plain text: use .jsonl with a `text` per line"),
         ("a.json", b'[{"text": "ropes"}]', "is a list, and a document is a text: use .jsonl with a `text` per line"),
         ("a.txt", b"", "is empty, and a document has at least 2 tokens"),
         ("a.txt", "".encode("utf-8-sig"), "is empty"),
     ],
-    ids=["gzip", "bzip2", "xz", "zip", "latin", "table", "list", "empty", "only a mark"],
+    ids=["gzip", "bzip2", "xz", "zip", "latin", "UTF-16 LE", "UTF-16 BE", "table", "list", "empty", "only a mark"],
 )
 def test_a_file_that_is_no_text_is_refused_by_name(
     tmp_path: Path, name: str, content: bytes, message: str, capsys: pytest.CaptureFixture[str]
@@ -90,6 +92,11 @@ def test_a_folder_is_refused_with_the_way_to_name_its_files(tmp_path: Path, caps
     told = " ".join(capsys.readouterr().err.split())
     assert "is a folder, and a document is a file: name its files, as in" in told
     assert f"{tmp_path}/*.txt" in told
+
+
+def test_few_zero_bytes_are_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"ropes and\0")
+    assert documents([str(tmp_path / "a.txt")]) == (["a.txt"], "ropes and\0")
 
 
 def test_ends_of_lines_are_line_feeds(tmp_path: Path) -> None:
