@@ -99,6 +99,8 @@ def test_few_zero_bytes_are_text(tmp_path: Path) -> None:
     assert documents([str(tmp_path / "a.txt")]) == (["a.txt"], "ropes and\0")
 
 
-def test_ends_of_lines_are_line_feeds(tmp_path: Path) -> None:
+def test_ends_of_lines_are_line_feeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_bytes(b"a\r\nb\rc\n")
     assert documents([str(tmp_path / "a.txt")]) == (["a.txt"], "a\nb\nc\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\r\nb\rc\n")))
+    assert documents(["-"]) == (["stdin"], "a\nb\nc\n")
