@@ -16,6 +16,9 @@ MAX_CHARS = 200
 MAX_CHARS_OF_THE_FIRST = 800
 """The first problem may list all that a field takes, such as the names of the methods."""
 
+Trail = tuple[Any, ...]
+"""Empty, or the trail of the object around, and a key in it."""
+
 
 class ClientGone(Exception):
     """The client closed the connection before the answer was complete."""
@@ -57,6 +60,35 @@ def body_of(error: ApiError) -> dict[str, Any]:
 
 def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
     return ApiError(400, message, param=param, code=code)
+
+
+def check_text(value: Any) -> None:
+    """Raises:
+    ApiError: naming the field with half a surrogate pair, which is no text and cannot be written as UTF-8.
+    """
+    found: list[tuple[Any, Trail]] = [(value, ())]
+    while found:
+        item, trail = found.pop()
+        if type(item) is str:
+            try:
+                item.encode()
+            except UnicodeEncodeError as error:
+                raise refusal_at(trail, f"character {error.start + 1} is half a surrogate pair") from None
+        elif type(item) is dict:
+            # Keys come last, so they are checked before a trail has them.
+            found += [(each, (trail, key)) for key, each in item.items()] + [(key, trail) for key in item]
+        elif type(item) is list:
+            found += [(each, (trail, index)) for index, each in enumerate(item)]
+
+
+def refusal_at(trail: Trail, why: str) -> ApiError:
+    """The refusal of the field at the end of ``trail``."""
+    keys = []
+    while trail:
+        trail, key = trail
+        keys.append(str(key))
+    path = ".".join(reversed(keys))
+    return bad_request(f"{path[:MAX_CHARS] or 'body'}: {why}", path or None, "invalid_request")
 
 
 def context_length_exceeded(prompt: int, new: int, n_ctx: int, param: str = "prompt", needed: str = "") -> ApiError:

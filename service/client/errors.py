@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,8 @@ from typing import Any
 
 import httpx
 from httpx_sse import SSEError
+
+from service.errors import ApiError, check_text
 
 SENT_AGAIN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
 """Connections that failed before an answer. Read timeouts are not among them: the work may still run."""
@@ -81,10 +84,16 @@ def translated(server: httpx.URL | str) -> Iterator[None]:
 
 
 @contextmanager
-def written() -> Iterator[None]:
-    """Turns exceptions about what no request can have, such as NaN in a body, into ``RopewayError``."""
+def written(body: Any) -> Iterator[None]:
+    """Turns exceptions about what no request can have, such as NaN in ``body``, into ``RopewayError``."""
     try:
         yield
+    except UnicodeEncodeError as error:
+        try:
+            check_text(json.loads(json.dumps(body)))  # the exception has a place in JSON, and no field
+        except ApiError as refused:
+            raise RopewayError(refused.message, code=refused.code, param=refused.param) from error
+        raise
     except (TypeError, ValueError) as error:
         raise RopewayError(f"the request cannot be written: {error}", code="invalid_request") from error
 

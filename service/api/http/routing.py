@@ -23,7 +23,7 @@ from patches import not_json
 from service import context
 from service.api.http.queries import check_no_field, check_query, declared, repeated
 from service.api.http.streaming import unless_disconnected
-from service.errors import MAX_CHARS, ApiError, bad_request, shutting_down
+from service.errors import MAX_CHARS, ApiError, Trail, bad_request, check_text, refusal_at, shutting_down
 from service.sharing.admission import Admission
 from service.sharing.workers import Workers
 
@@ -240,10 +240,6 @@ def count(raw: bytes, mark: bytes) -> int:
     return sum(part.count(mark) for part in parts[::2])
 
 
-Trail = tuple[Any, ...]
-"""Empty, or the trail of the object around, and a key in it."""
-
-
 def check_shape(value: Any) -> None:
     """Raises:
     ApiError: naming the field, for an object with more keys than any of ours has.
@@ -254,36 +250,8 @@ def check_shape(value: Any) -> None:
         inner: Iterable[tuple[Any, Any]] = ()
         if type(item) is dict:
             if len(item) > MOST_KEYS:
-                raise _refusal(trail, f"an object may have at most {MOST_KEYS} keys")
+                raise refusal_at(trail, f"an object may have at most {MOST_KEYS} keys")
             inner = ((key, each) for key, each in item.items() if key not in SCHEMAS or type(each) is not dict)
         elif type(item) is list:
             inner = enumerate(item)
         found += [(each, (trail, key)) for key, each in inner if type(each) is dict or type(each) is list]
-
-
-def check_text(value: Any) -> None:
-    """Raises:
-    ApiError: naming the field with half a surrogate pair, which is no text and cannot be written as UTF-8.
-    """
-    found: list[tuple[Any, Trail]] = [(value, ())]
-    while found:
-        item, trail = found.pop()
-        if type(item) is str:
-            try:
-                item.encode()
-            except UnicodeEncodeError as error:
-                raise _refusal(trail, f"character {error.start + 1} is half a surrogate pair") from None
-        elif type(item) is dict:
-            # Keys come last, so they are checked before a trail has them.
-            found += [(each, (trail, key)) for key, each in item.items()] + [(key, trail) for key in item]
-        elif type(item) is list:
-            found += [(each, (trail, index)) for index, each in enumerate(item)]
-
-
-def _refusal(trail: Trail, why: str) -> ApiError:
-    keys = []
-    while trail:
-        trail, key = trail
-        keys.append(str(key))
-    path = ".".join(reversed(keys))
-    return bad_request(f"{path[:MAX_CHARS] or 'body'}: {why}", path or None, "invalid_request")

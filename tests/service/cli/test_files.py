@@ -46,6 +46,27 @@ def test_a_jsonl_file_names_its_wrong_line(tmp_path: Path, line: str, capsys: py
     assert "line 2: must be a JSON object whose field text" in " ".join(capsys.readouterr().err.split())
 
 
+def test_half_a_surrogate_pair_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "ropes \\ud83d\\ude00"}\n{"text": "ropes \\ud800"}\n')
+    with pytest.raises(typer.Exit):
+        documents([str(path)])
+    assert f"error: {path}, line 2: its text has half a surrogate pair" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_name_of_a_file_is_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        documents([f"{tmp_path}/lat\udce9n.txt"])
+    told = capsys.readouterr().err
+    assert "lat\\udce9n.txt': the name of a file must be UTF-8 text: rename it" in told
+
+
+def test_a_name_is_utf_8_in_any_locale(tmp_path: Path) -> None:
+    path = tmp_path / "机器.txt"
+    path.write_text("ropes")
+    assert documents([str(path).encode().decode("ascii", "surrogateescape")]) == (["机器.txt"], "ropes")
+
+
 def test_an_empty_jsonl_file_is_no_document(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n")
     with pytest.raises(typer.Exit):

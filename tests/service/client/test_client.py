@@ -331,8 +331,24 @@ class TestBodies:
     """Errors of a body that JSON cannot have are ``RopewayError`` too."""
 
     @pytest.mark.parametrize(
-        ("prompt", "fields"), [("x", {"temperature": float("nan")}), ("x\ud800", {}), ({1, 2}, {})]
+        ("body", "field", "at"),
+        [
+            ({"prompt": "x\ud800"}, "prompt", 2),
+            ({"prompt": ("x", "\ud800")}, "prompt.1", 1),
+            ({"prompt": "x", "stop": ["日本\udce9"]}, "stop.0", 3),
+        ],
     )
+    async def test_half_a_surrogate_pair_is_named(self, body: dict[str, Any], field: str, at: int) -> None:
+        with Ropeway("http://127.0.0.1:9") as client, pytest.raises(RopewayError) as caught:
+            client.generate(**body)
+        assert str(caught.value) == f"{field}: character {at} is half a surrogate pair"
+        assert (caught.value.code, caught.value.param) == ("invalid_request", field)
+        async with AsyncRopeway("http://127.0.0.1:9") as client:
+            with pytest.raises(RopewayError) as again:
+                await client.generate(**body)
+        assert str(again.value) == str(caught.value)
+
+    @pytest.mark.parametrize(("prompt", "fields"), [("x", {"temperature": float("nan")}), ({1, 2}, {})])
     def test_no_json(self, prompt: Any, fields: dict[str, Any]) -> None:
         with (
             Ropeway("http://127.0.0.1:9") as client,

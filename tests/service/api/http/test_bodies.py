@@ -16,8 +16,8 @@ import pytest
 from fastapi import FastAPI
 
 from service.api.http import routing
-from service.api.http.routing import MOST_FIELDS, MOST_KEYS, MOST_VALUES, check_shape, check_text, count
-from service.errors import ApiError
+from service.api.http.routing import MOST_FIELDS, MOST_KEYS, MOST_VALUES, check_shape, count
+from service.errors import ApiError, check_text
 from tests.service.serving import SHORT, idle, serving, wait_for
 
 JSON = {"Content-Type": "application/json"}
