@@ -25,7 +25,7 @@ from patches.encoding.method import Method
 from patches.encoding.recipe import Recipe, ResolvedRecipe
 from patches.encoding.schedule import RopeType
 from patches.factors import by_factors, factors_of, starts
-from patches.json_text import Trail, path_of, read_json, repeated
+from patches.json_text import Trail, check_text, path_of, read_json, repeated
 from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, parse
 from patches.problems import KnownFields, Problem, problem, problems_of, unknown
 from patches.proposals import UNSCALED, alike, candidates
@@ -106,6 +106,7 @@ __all__ = [
     "allowed_rounding",
     "by_factors",
     "candidates",
+    "check_text",
     "closest",
     "decode",
     "decode_batch",

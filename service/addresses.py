@@ -1,4 +1,4 @@
-"""Settings that are addresses, refused at start with the form they should have, and a free port."""
+"""Settings that are addresses or API keys, refused at start with the form they should have, and a free port."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ from urllib.parse import urlsplit
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 """An origin as browsers send it: no path, in lower case."""
+
+API_KEY = re.compile(r"[!-~]+")
+"""A key that every client can send in a header: other characters have no bytes there, or end it."""
+
+
+def api_key(text: str) -> str:
+    """``text`` without white space at its ends.
+
+    Raises:
+        ValueError: for a key that no header can have. The message has none of it.
+    """
+    key = text.strip()
+    if not API_KEY.fullmatch(key):
+        raise ValueError("an API key must be one or more printable ASCII characters without blanks")
+    return key
 
 
 def http_url(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from service.addresses import http_url, origins
+from service.addresses import api_key, http_url, origins
 from service.env_file import FILE, PREFIX
 
 Count = Annotated[int, Field(ge=1)]
@@ -25,14 +25,14 @@ def _hashes(value: object) -> object:
     """Keys never stay in memory as they are: only their SHA-256 does.
 
     Raises:
-        ValueError: for a text without a key, which would leave the server open.
+        ValueError: for a text without a key, which would leave the server open, and for a refused key.
     """
     items = _items(value)
     if isinstance(value, str) and not items:
         raise ValueError("no key in it: give one, or leave the variable empty")
     if not isinstance(items, list | tuple):
         return items
-    return tuple(hashlib.sha256(str(key).encode()).hexdigest() for key in items)
+    return tuple(hashlib.sha256(api_key(str(key)).encode()).hexdigest() for key in items)
 
 
 def _named_folders(value: object) -> object:
@@ -237,7 +237,7 @@ class Settings(BaseSettings):
     )
 
     api_keys: HashedKeys = Field(
-        (), description="API keys, separated by commas; hashed at once. None: no keys asked for."
+        (), description="API keys of printable ASCII, separated by commas; hashed at once. None: no keys asked for."
     )
     api_keys_file: Path | None = Field(
         None,

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.cli.shared.client import connected
-from service.cli.shared.files import decoded
+from service.cli.shared.files import as_utf_8, decoded
 from service.cli.shared.options import Encodings, ModelName, Server, check_body, encodings
 from service.cli.shared.terminal import stderr, stdout
 from service.evaluation.formatting import printable
@@ -67,7 +67,7 @@ def generate(  # noqa: PLR0913 - one argument per option
 ) -> None:
     """Continue PROMPT. Several --pe answer it under each encoding, side by side."""
     methods = encodings(pe, check=server is None)
-    request: dict[str, Any] = {
+    given = {
         "prompt": decoded(sys.stdin.buffer.read(), "stdin").removesuffix("\n") if prompt == "-" else prompt,
         "pe": methods,
         "model": model if server else None,
@@ -83,6 +83,7 @@ def generate(  # noqa: PLR0913 - one argument per option
         "stop": stop or None,
         "structured_outputs": _structured(regex=regex, choice=choice, schema=schema),
     }
+    request: dict[str, Any] = as_utf_8(given)
 
     def check() -> None:
         from service.api.generation.generate import GenerateRequest

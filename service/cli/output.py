@@ -12,7 +12,9 @@ class Stdout(io.TextIOWrapper):
     """Ends the command with exit code 1 where the text cannot be written."""
 
     def __init__(self, usual: io.TextIOWrapper) -> None:
-        form = {"encoding": usual.encoding, "errors": usual.errors}
+        # Escapes for what the terminal's encoding lacks: the work is done, and its text must not be lost.
+        errors = "backslashreplace" if usual.errors in ("strict", "surrogateescape") else usual.errors
+        form = {"encoding": usual.encoding, "errors": errors}
         super().__init__(usual.buffer, **form, line_buffering=usual.line_buffering, write_through=usual.write_through)
         self._usual = usual  # Python closes the buffer with it
         self._failed = False

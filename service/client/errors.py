@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 import httpx
 from httpx_sse import SSEError
+from pydantic_core import PydanticCustomError
 
 SENT_AGAIN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
 """Connections that failed before an answer. Read timeouts are not among them: the work may still run."""
@@ -81,10 +83,19 @@ def translated(server: httpx.URL | str) -> Iterator[None]:
 
 
 @contextmanager
-def written() -> Iterator[None]:
-    """Turns exceptions about what no request can have, such as NaN in a body, into ``RopewayError``."""
+def written(body: Any) -> Iterator[None]:
+    """Turns exceptions about what no request can have, such as NaN in ``body``, into ``RopewayError``."""
     try:
         yield
+    except UnicodeEncodeError as error:
+        from patches import check_text  # NumPy comes with it
+
+        try:
+            check_text(json.loads(json.dumps(body)))  # the exception has a place in JSON, and no field
+        except PydanticCustomError as half:
+            field, message = (half.context or {})["field"], (half.context or {})["message"]
+            raise RopewayError(f"{field}: {message}", code="invalid_request", param=field) from error
+        raise
     except (TypeError, ValueError) as error:
         raise RopewayError(f"the request cannot be written: {error}", code="invalid_request") from error
 

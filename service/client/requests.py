@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import httpx
 
+from service.addresses import api_key as checked_key
 from service.client.errors import RopewayError
 from service.evaluation.perplexity.results import Protocol
 
@@ -74,12 +75,21 @@ def idempotent() -> dict[str, str]:
 
 
 def connection(base_url: str | None, api_key: str | None, timeout: float | httpx.Timeout | None) -> dict[str, Any]:
-    """Arguments of an httpx client. ROPEWAY_URL and ROPEWAY_API_KEY are the defaults."""
+    """Arguments of an httpx client. ROPEWAY_URL and ROPEWAY_API_KEY are the defaults.
+
+    Raises:
+        RopewayError: for a key that no header can have. The message has none of it.
+    """
     url = base_url or os.environ.get("ROPEWAY_URL") or DEFAULT_URL
     key = api_key or os.environ.get("ROPEWAY_API_KEY")
+    try:
+        headers = {"Authorization": f"Bearer {checked_key(key)}"} if key else {}
+    except ValueError as error:
+        message = f"api_key, by default ROPEWAY_API_KEY: {error}"
+        raise RopewayError(message, code="invalid_request", param="api_key") from None
     return {
         "base_url": url if "://" in url else f"http://{url}",
-        "headers": {"Authorization": f"Bearer {key}"} if key else {},
+        "headers": headers,
         "timeout": timeout if isinstance(timeout, httpx.Timeout) else httpx.Timeout(timeout, connect=CONNECT_S),
     }
 

@@ -320,7 +320,7 @@ class Ropeway:
         stream: bool = False,
     ) -> httpx.Response:
         with translated(self._http.base_url):
-            with written():
+            with written(body):
                 request = self._http.build_request(method, path, json=body, headers=headers)
             response = self._http.send(request, stream=stream)
             if not response.is_success:

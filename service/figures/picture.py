@@ -30,7 +30,7 @@ class Picture:
     caption: str = ""
 
     def png(self) -> bytes:
-        """The picture as PNG, without a browser."""
+        """The picture as PNG, without a browser; not thread-safe."""
         return png(self.figure)
 
     def svg(self) -> str:

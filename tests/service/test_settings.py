@@ -65,3 +65,15 @@ def test_origins_are_in_the_form_that_browsers_send() -> None:
 @pytest.mark.parametrize("seconds", ["inf", "nan"])
 def test_seconds_are_a_finite_number(name: str, seconds: str) -> None:
     assert refusal(**{name: seconds}).startswith(f"ROPEWAY_{name.upper()}: Input should be ")
+
+
+@pytest.mark.parametrize("key", ["клюква", "“tulip”", "tu lip", "tulip\x00", "tulip\x7f", "tulip\r\nx: y"])
+def test_an_api_key_that_no_request_can_have_is_refused(key: str) -> None:
+    told = refusal(api_keys=f"ann-key,{key}")
+    assert told.startswith("ROPEWAY_API_KEYS: an API key must be one or more printable ASCII characters")
+    assert key not in told
+
+
+def test_an_api_key_has_no_line_end() -> None:
+    given = Settings(_env_file=None, api_keys=("tulip\n",))
+    assert given.api_keys == Settings(_env_file=None, api_keys="tulip").api_keys

@@ -46,7 +46,7 @@ def connected(
     except (RopewayError, StartFailed) as error:
         if isinstance(error.__cause__, UnicodeEncodeError):
             # Python has lone surrogates for the bytes of an argument that is not UTF-8.
-            fail("an argument must be UTF-8 text, and is not: convert it, as with iconv")
+            fail(f"{error}: it must be UTF-8 text: convert it, as with iconv")
         fail(f"{error}{HINT if getattr(error, 'status', None) == 401 else ''}")
 
 

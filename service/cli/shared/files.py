@@ -7,9 +7,9 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -73,16 +73,46 @@ def _text_of(file: str) -> str:
 
 
 def _name_of(file: str) -> str:
-    return "stdin" if file == "-" else Path(file).name
+    name = "stdin" if file == "-" else as_utf_8(Path(file).name)
+    if not _is_text(name):
+        fail(f"{file!a}: the name of a file must be UTF-8 text: rename it, or use '-' for stdin")
+    return name
+
+
+def as_utf_8(value: Any) -> Any:
+    """Texts of arguments, also inside lists and objects, as UTF-8 where the locale has another encoding.
+
+    Python has half surrogate pairs for their bytes then. Texts that are not UTF-8 stay as they are.
+    """
+    if isinstance(value, dict):
+        return {name: as_utf_8(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [as_utf_8(each) for each in value]
+    if isinstance(value, str) and not _is_text(value):
+        with suppress(UnicodeError):
+            return os.fsencode(value).decode()
+    return value
+
+
+def _is_text(value: str) -> bool:
+    """False with half a surrogate pair."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def decoded(content: bytes, name: str) -> str:
     """The text of the file ``name``. Its lines end with line feeds, whatever they ended with."""
     try:
         # A byte order mark is no part of the text, and would be scored.
-        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         fail(f"{name}: must be UTF-8 text, and byte {error.start + 1} is not: convert it, as with iconv")
+    if text.count("\0") > len(text) / 10:
+        fail(f"{name}: must be UTF-8 text, and looks like UTF-16: convert it, as with iconv")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _documents_in(file: str, name: str, content: str) -> list[tuple[str, str]]:
@@ -103,6 +133,8 @@ def _documents_in(file: str, name: str, content: str) -> list[tuple[str, str]]:
         text = fields.get("text") if isinstance(fields, dict) else None
         if not isinstance(text, str) or not text:
             fail(f"{file}, line {number}: must be a JSON object whose field text is a string that is not empty")
+        if not _is_text(text):
+            fail(f"{file}, line {number}: its text has half a surrogate pair, and must be UTF-8 text")
         found.append((f"{name}:{number}", text))
     if not found:
         fail(f"{file}: has no document")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from service.cli.shared.files import documents
+from service.cli.shared.files import as_utf_8, documents
 from service.cli.shared.options import check_body, different, encodings, lengths
 from service.cli.shared.terminal import new_table, print_table, stderr, stdout
 from service.evaluation.formatting import printable
@@ -105,13 +105,14 @@ def body_of(  # noqa: PLR0913 - one argument per option
     shared = {"input": texts, "names": names or None, "max_tokens": max_tokens}
     given = {field: value for field, value in shared.items() if value is not None}
     given |= {field: value for field, value in own.items() if field == "short_documents"}
-    body = {
+    body: dict[str, Any] = {
         **request.placed(given, {field: value for field, value in own.items() if field not in given}),
         # Beside factors, an encoding needs no factor.
         "methods": different(pe, encodings(pe, check=server is None and "factors" not in own)),
         "lengths": lengths(lengths_),
         "model": model if server else None,
     }
+    body = as_utf_8(body)
     if server is None:
         check_body(request, body)
     return body

@@ -8,6 +8,7 @@ Matplotlib's object interface is used, never pyplot: its global state is not saf
 from __future__ import annotations
 
 import io
+import warnings
 from typing import Any
 
 import matplotlib
@@ -23,7 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.transforms import ScaledTranslation
 
-from service.figures.drawing.raster_text import POINTS, text
+from service.figures.drawing.raster_text import POINTS, extra_width, families, label_texts, text
 from service.figures.drawing.raster_traces import Colours, draw_bars, draw_heat_map, draw_scatter, legend_line
 from service.figures.drawing.style import FAINT, GRID, INK, RULE
 
@@ -37,26 +38,29 @@ Box = tuple[float, float, float, float]
 
 
 def png(figure: go.Figure) -> bytes:
-    """``figure`` as PNG, through Agg, which needs no display."""
+    """``figure`` as PNG, through Agg, which needs no display. Not thread-safe: it sets Matplotlib's settings."""
     out = io.BytesIO()
-    FigureCanvasAgg(raster(figure)).print_png(out)  # type: ignore[no-untyped-call]
+    with matplotlib.rc_context({"font.family": families()}):
+        FigureCanvasAgg(raster(figure)).print_png(out)  # type: ignore[no-untyped-call]
     return out.getvalue()
 
 
 def svg(figure: go.Figure) -> str:
-    """``figure`` as SVG, the same text for the same figure. Not thread-safe: it sets Matplotlib's settings."""
+    """``figure`` as SVG, the same text for the same figure. Not thread-safe, as ``png``."""
     out = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "ropeway", "svg.fonttype": "none"}):
+    with matplotlib.rc_context({"svg.hashsalt": "ropeway", "svg.fonttype": "none"}), warnings.catch_warnings():
+        # Only the place of a text depends on Matplotlib's fonts here.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         FigureCanvasSVG(raster(figure)).print_svg(out, metadata={"Date": None})  # type: ignore[no-untyped-call]
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
 def pdf(figure: go.Figure) -> bytes:
-    """``figure`` as PDF with its fonts, the same bytes for the same figure. Not thread-safe, as ``svg``."""
+    """``figure`` as PDF with its fonts, the same bytes for the same figure. Not thread-safe, as ``png``."""
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
 
     out = io.BytesIO()
-    with matplotlib.rc_context({"pdf.fonttype": 42}):
+    with matplotlib.rc_context({"pdf.fonttype": 42, "font.family": families()}):
         FigureCanvasPdf(raster(figure)).print_pdf(out, metadata={"CreationDate": None})  # type: ignore[no-untyped-call]
     return out.getvalue()
 
@@ -72,13 +76,8 @@ def raster(figure: go.Figure) -> Figure:
     width, height = layout.get("width") or WIDTH, layout.get("height") or HEIGHT
     size = width / PIXELS_PER_INCH, height / PIXELS_PER_INCH
     out = Figure(figsize=size, dpi=DPI, facecolor="white")
-    margin = {**MARGINS, **layout.get("margin", {})}
-    box = (
-        margin["l"] / width,
-        margin["b"] / height,
-        1 - (margin["l"] + margin["r"]) / width,
-        1 - (margin["t"] + margin["b"]) / height,
-    )
+    named = [trace for trace in drawn["data"] if trace["type"] == "scatter" and _in_legend(trace)]
+    box = _box(layout, [trace["name"] for trace in named], width, height)
     colours = _colours(layout)
     panels: dict[tuple[str, str], Axes] = {}
     for order, trace in enumerate(drawn["data"]):
@@ -91,12 +90,24 @@ def raster(figure: go.Figure) -> Figure:
     for note in layout.get("annotations", ()):
         _annotation(out, panels, note, box)
     _titles(out, layout.get("title", {}), width, height)
-    named = [trace for trace in drawn["data"] if trace["type"] == "scatter" and _in_legend(trace)]
     if named and layout.get("showlegend", len(named) > 1):
         _legend(out, named, box, width, layout.get("legend", {}))
     if colours is not None and any(trace["type"] == "heatmap" for trace in drawn["data"]):
         _colour_bar(out, layout["coloraxis"], colours, box, width)
     return out
+
+
+def _box(layout: dict[str, Any], named: list[str], width: float, height: float) -> Box:
+    """Place of the axes, parts of the figure: left, bottom, width, height. Labels that grow take room from it."""
+    margin = {**MARGINS, **layout.get("margin", {})}
+    ticks = [tick for key, axis in layout.items() if key.startswith("yaxis") for tick in axis.get("ticktext") or ()]
+    left, right = margin["l"] + extra_width(ticks), margin["r"] + extra_width(named)
+    return (
+        left / width,
+        margin["b"] / height,
+        1 - (left + right) / width,
+        1 - (margin["t"] + margin["b"]) / height,
+    )
 
 
 def _draw(axes: Axes, trace: dict[str, Any], order: int, colours: Colours | None) -> None:
@@ -149,7 +160,7 @@ def _scale(axes: Axes, name: str, axis: dict[str, Any]) -> None:
         (axes.set_xlim if name == "x" else axes.set_ylim)(*ends)
     if axis.get("tickvals") is not None:
         side.set_major_locator(ticker.FixedLocator(list(axis["tickvals"])))
-        side.set_major_formatter(ticker.FixedFormatter([text(shown) for shown in axis["ticktext"]]))
+        side.set_major_formatter(ticker.FixedFormatter(label_texts(axis["ticktext"])))
         side.set_minor_locator(ticker.NullLocator())
     if axis.get("showgrid", True):
         axes.grid(axis=name, color=axis.get("gridcolor", GRID), lw=0.7)  # type: ignore[arg-type]
@@ -239,7 +250,7 @@ def _legend(figure: Figure, traces: list[dict[str, Any]], box: Box, width: float
     ranked = sorted(traces, key=lambda trace: trace.get("legendrank", 1000))
     figure.legend(
         [legend_line(trace) for trace in ranked],
-        [text(trace["name"]) for trace in ranked],
+        label_texts([trace["name"] for trace in ranked]),
         loc="upper left",
         bbox_to_anchor=(box[0] + box[2] + 8 / width, box[1] + box[3] + 0.01),
         frameon=False,

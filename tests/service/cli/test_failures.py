@@ -74,6 +74,13 @@ class TestFailures:
         assert result.exit_code == 1
         assert f"{refusal['error']['message']}. Commands take the key from ROPEWAY_API_KEY," in result.stderr
 
+    def test_a_key_that_no_header_can_have_is_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ROPEWAY_API_KEY", "“tulip”")
+        result = ropeway("generate", "Once", "--server", "127.0.0.1:9")
+        assert result.exit_code == 1
+        assert result.stderr.startswith("error: api_key, by default ROPEWAY_API_KEY: an API key must be")
+        assert "tulip" not in result.stderr
+
     def test_nothing_listens(self) -> None:
         result = ropeway("generate", "Once", "--server", "127.0.0.1:9")
         assert result.exit_code == 1

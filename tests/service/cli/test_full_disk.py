@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 import sys
@@ -33,6 +34,26 @@ def ended(arguments: list[str], stdout: int, log: Path) -> tuple[int, str]:
         streams = (nothing.fileno(), stdout, errors.fileno())
         code = fork(SERVERS, command, (arguments,), ROOT, streams).wait(60)
     return code, log.read_text().strip()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors", "written"),
+    [
+        ("latin-1", "strict", rb"caf\u8bad \u201cno\u201d"),
+        ("cp932", "strict", b"caf" + "训 “no”".encode("cp932", "backslashreplace")),
+        ("ascii", "surrogateescape", rb"caf\u8bad \u201cno\u201d"),
+        ("utf-8", "strict", "caf训 “no”".encode()),
+        ("ascii", "replace", b"caf? ?no?"),
+    ],
+)
+def test_text_that_the_encoding_lacks_is_escaped(
+    encoding: str, errors: str, written: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding=encoding, errors=errors))
+    output.guard()
+    print("caf训 “no”", end="", flush=True)
+    assert raw.getvalue() == written
 
 
 @on_a_full_disk

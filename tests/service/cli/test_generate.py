@@ -81,11 +81,20 @@ class TestGenerate:
         for arguments, told in {
             ("-",): "error: stdin: must be UTF-8 text, and byte 4 is not: convert it",
             ("Once", "--schema", str(schema)): f"error: {schema}: must be UTF-8 text, and byte 15 is not",
-            ("caf\udce9",): "error: an argument must be UTF-8 text, and is not",
+            ("caf\udce9",): "error: prompt: character 4 is half a surrogate pair: it must be UTF-8 text: convert it",
+            ("Once", "--stop", "a\udce9"): "error: stop.0: character 2 is half a surrogate pair",
         }.items():
             result = ropeway("generate", *arguments, "--server", "127.0.0.1:9", stdin=b"caf\xe9")
             assert result.exit_code == 1
             assert told in result.stderr
+
+    def test_arguments_are_utf_8_in_any_locale(self, fake: Callable[[Answer], list[httpx.Request]]) -> None:
+        """A shell whose locale is C gives the bytes of letters as surrogates."""
+        requests = fake(lambda _: events(text(0, "."), end_of(0, "default")))
+        prompt, choice = (text.encode().decode("ascii", "surrogateescape") for text in ("机器", "日本"))
+        assert ropeway("generate", prompt, "--choice", choice, "--server", "host:1").exit_code == 0
+        sent = json.loads(requests[0].content)
+        assert (sent["prompt"], sent["structured_outputs"]) == ("机器", {"choice": ["日本"]})
 
     def test_refuses_numbers_that_json_has_not(self) -> None:
         pe = '{"method": "yarn", "factor": NaN}'

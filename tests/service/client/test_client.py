@@ -250,6 +250,27 @@ class TestErrors:
             client.generate(LONG, max_new_tokens=1000)
         assert (caught.value.code, caught.value.status) == ("timeout", None)
 
+    @pytest.mark.parametrize("key", ["“tulip”", "ключ", "tu lip", "tulip\x00", "tulip\r\nx: y", "\n"])
+    @pytest.mark.parametrize("client", [Ropeway, AsyncRopeway])
+    def test_a_key_that_no_header_can_have(self, key: str, client: type[Ropeway | AsyncRopeway]) -> None:
+        with pytest.raises(RopewayError, match="api_key, by default ROPEWAY_API_KEY: an API key must be") as caught:
+            client("http://127.0.0.1:9", api_key=key)
+        assert (caught.value.code, caught.value.param) == ("invalid_request", "api_key")
+        assert key.strip() == "" or key not in str(caught.value)
+
+    @pytest.mark.parametrize("key", ["tulip\n", " tulip\r\n"])
+    def test_white_space_around_a_key_is_dropped(self, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        sent: list[str] = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            sent.append(request.headers["authorization"])
+            return httpx.Response(200, json={"models": []})
+
+        monkeypatch.setenv("ROPEWAY_API_KEY", key)
+        with Ropeway("http://127.0.0.1:9", transport=httpx.MockTransport(answer)) as client:
+            client.models()
+        assert sent == ["Bearer tulip"]
+
     @pytest.mark.slow
     def test_the_key_and_the_address_of_the_environment(
         self, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
@@ -310,8 +331,24 @@ class TestBodies:
     """Errors of a body that JSON cannot have are ``RopewayError`` too."""
 
     @pytest.mark.parametrize(
-        ("prompt", "fields"), [("x", {"temperature": float("nan")}), ("x\ud800", {}), ({1, 2}, {})]
+        ("body", "field", "at"),
+        [
+            ({"prompt": "x\ud800"}, "prompt", 2),
+            ({"prompt": ("x", "\ud800")}, "prompt.1", 1),
+            ({"prompt": "x", "stop": ["日本\udce9"]}, "stop.0", 3),
+        ],
     )
+    async def test_half_a_surrogate_pair_is_named(self, body: dict[str, Any], field: str, at: int) -> None:
+        with Ropeway("http://127.0.0.1:9") as client, pytest.raises(RopewayError) as caught:
+            client.generate(**body)
+        assert str(caught.value) == f"{field}: character {at} is half a surrogate pair"
+        assert (caught.value.code, caught.value.param) == ("invalid_request", field)
+        async with AsyncRopeway("http://127.0.0.1:9") as client:
+            with pytest.raises(RopewayError) as again:
+                await client.generate(**body)
+        assert str(again.value) == str(caught.value)
+
+    @pytest.mark.parametrize(("prompt", "fields"), [("x", {"temperature": float("nan")}), ({1, 2}, {})])
     def test_no_json(self, prompt: Any, fields: dict[str, Any]) -> None:
         with (
             Ropeway("http://127.0.0.1:9") as client,

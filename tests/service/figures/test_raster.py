@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 
 import numpy as np
 import plotly.graph_objects as go
@@ -16,11 +17,11 @@ from matplotlib.text import Text
 from service.figures import pictures_of
 from service.figures.drawing.axes import linear_axis, log_axis, token_axis
 from service.figures.drawing.bars import Bar, add_bars
-from service.figures.drawing.charts import mark_trained, new_figure
+from service.figures.drawing.charts import LABEL_CHARS, mark_trained, new_figure
 from service.figures.drawing.curves import Curve, add_curves
 from service.figures.drawing.panels import Panel, heat_maps
-from service.figures.drawing.raster import raster
-from service.figures.drawing.raster_text import text
+from service.figures.drawing.raster import pdf, png, raster, svg
+from service.figures.drawing.raster_text import FONTS, families, text
 from service.figures.drawing.style import COLOURS
 from tests.service.figures.examples import EVERY, pictures
 
@@ -59,6 +60,13 @@ def curves() -> go.Figure:
             Curve("c", [256, 512], [7, 8]),
         ],
     )
+    return figure
+
+
+def named(*names: str) -> go.Figure:
+    """Lines with these names, the first of which is the title too."""
+    figure = new_figure(names[0], "")
+    add_curves(figure, [Curve(name, [1, 2], [1, 2 + place]) for place, name in enumerate(names)])
     return figure
 
 
@@ -174,12 +182,52 @@ class TestAxes:
 
     def test_names_are_not_read_as_formulas(self) -> None:
         figure = new_figure("$x$", "100 $ and $ more")
-        add_curves(figure, [Curve("$\\frac{a}$", [1, 2], [1, 2]), Curve("漢字 \x00", [1, 2], [2, 1])])
+        add_curves(figure, [Curve("$\\frac{a}$", [1, 2], [1, 2]), Curve("\ue000 \x00", [1, 2], [2, 1])])
         drawn = raster(figure)
         drawn.draw_without_rendering()
         shown = [label.get_text() for label in drawn.findobj(Text) if isinstance(label, Text)]
         assert "\\$\\frac{a}\\$" in shown
-        assert "?? ?" in shown
+        assert "\\ue000 \\x00" in shown
+
+    @pytest.mark.parametrize("form", [png, pdf])
+    def test_a_name_without_glyphs_stays_distinct(
+        self, form: Callable[[go.Figure], bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Matplotlib warns of a missing glyph, which fails a test."""
+        monkeypatch.setattr("service.figures.drawing.raster_text.FONTS", FONTS[:1])
+        names = "训练前", "训练后", "a\x1b🚀"
+        assert [text(name) for name in names] == ["\\u8bad\\u7ec3\\u524d", "\\u8bad\\u7ec3\\u540e", "a\\x1b\\U0001f680"]
+        assert form(named(*names)) != form(named(names[1], names[0], names[2]))
+
+    def test_long_names_without_glyphs_differ_and_have_room(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("service.figures.drawing.raster_text.FONTS", FONTS[:1])
+        long = "训练之前的模型检查点"
+        drawn = raster(named(f"{long}甲", f"{long}乙"))
+        (legend,) = drawn.legends
+        first, second = (entry.get_text() for entry in legend.get_texts())
+        assert first != second
+        assert max(len(first), len(second)) <= LABEL_CHARS
+        assert legend.get_window_extent().x1 <= drawn.bbox.width
+
+    def test_wide_names_of_bars_have_room(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("service.figures.drawing.raster_text.FONTS", FONTS[:1])
+        figure = new_figure("", "")
+        add_bars(figure, [Bar("训练前", 2, "two", 0, (1, 4))], linear_axis("", 0, 10))
+        (axes,) = raster(figure).axes
+        assert min(tick.get_window_extent().x0 for tick in axes.get_yticklabels()) >= 0
+
+    def test_an_svg_keeps_every_name(self) -> None:
+        drawn = svg(named("训练前", "हिन्दी", "🚀", "a\x1b\ufffe"))
+        assert all(f">{name}<" in drawn for name in ("训练前", "हिन्दी", "🚀", "a\\x1b\\ufffe"))
+
+    def test_other_fonts_draw_what_the_first_one_lacks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """STIX comes with Matplotlib, and has a letter that DejaVu Sans lacks."""
+        figure = named("\U0001d42c")
+        before = png(figure)
+        monkeypatch.setattr("service.figures.drawing.raster_text.FONTS", ("DejaVu Sans", "No Such", "STIXGeneral"))
+        assert (text("\U0001d42c"), families()) == ("\U0001d42c", ["DejaVu Sans", "STIXGeneral"])
+        assert png(figure) != before
+        assert b"STIX" in pdf(figure)
 
     @pytest.mark.parametrize(
         ("shown", "drawn"),

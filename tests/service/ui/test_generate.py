@@ -69,15 +69,16 @@ def test_by_keys_alone(demo: tuple[str, FastAPI], visits: Visits) -> None:
     assert inside(alternatives, 0, USUAL["height"])
 
 
-FEED = [
-    {"index": 0, "text": text, "token_ids": [7], "logprobs": [{"token_id": 7, "token": text, "logprob": -1, "top": []}]}
-    for text in ("One", "\n", "two")
-]
+def stream_of(*texts: str) -> str:
+    """A streamed answer with a token for each text."""
+    logprob = {"token_id": 7, "logprob": -1, "top": []}
+    events = [{"index": 0, "text": text, "token_ids": [7], "logprobs": [{**logprob, "token": text}]} for text in texts]
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
 
 
 def test_a_tap_shows_the_alternatives_of_a_line_feed(tiny: tuple[str, FastAPI], visits: Visits) -> None:
     page = visits.open(tiny[0], visits.context(has_touch=True))
-    stream = "".join(f"data: {json.dumps(event)}\n\n" for event in FEED) + "data: [DONE]\n\n"
+    stream = stream_of("One", "\n", "two")
     page.route("**/generate", lambda route: route.fulfill(content_type="text/event-stream", body=stream))
     page.get_by_role("button", name="Generate").click()
     word = page.locator(".text").first.locator("span").nth(1)
@@ -87,6 +88,27 @@ def test_a_tap_shows_the_alternatives_of_a_line_feed(tiny: tuple[str, FastAPI], 
     assert texts(page)[0] == "One\ntwo", "a mark is no text"
     page.get_by_label("Prompt", exact=True).tap()
     expect(page.locator(".alternatives")).to_have_count(0)
+
+
+HEBREW = "שלום"
+
+
+def test_each_line_begins_where_its_script_does(tiny: tuple[str, FastAPI], visits: Visits) -> None:
+    page = visits.open(tiny[0])
+    stream = stream_of(HEBREW, "\n", "two")
+    page.route("**/generate", lambda route: route.fulfill(content_type="text/event-stream", body=stream))
+    prompt = page.get_by_label("Prompt", exact=True)
+    expect(prompt).to_have_css("direction", "ltr")
+    prompt.fill(HEBREW)
+    expect(prompt).to_have_css("direction", "rtl")
+    page.get_by_role("button", name="Generate").click()
+    answer = page.locator(".text").first
+    expect(answer.locator("span")).to_have_count(3)
+    around, hebrew, english = (
+        found.bounding_box() or {} for found in (answer, *(answer.locator("span").nth(at) for at in (0, 2)))
+    )
+    assert around["x"] + around["width"] - hebrew["x"] - hebrew["width"] < 20
+    assert english["x"] - around["x"] < 20
 
 
 def test_the_end_of_the_trained_length_is_marked(demo: tuple[str, FastAPI], visits: Visits) -> None:

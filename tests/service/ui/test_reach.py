@@ -149,6 +149,8 @@ def test_errors_are_beside_the_control(demo: tuple[str, FastAPI], visits: Visits
     expect(page.get_by_text(re.compile(r"tokens in at most \d+ units"))).to_be_visible()
     page.reload()
     expect(page.get_by_label("Your text")).to_have_value(re.compile("^The ropes"))
+    page.get_by_label("Your text").fill("שלום")
+    expect(page.get_by_label("Your text")).to_have_css("direction", "rtl")
 
 
 def test_it_measures_as_it_opens_and_not_while_a_field_is_wrong(demo: tuple[str, FastAPI], visits: Visits) -> None:

@@ -61,6 +61,7 @@ function Text(props: { column: Column; version: number; room: number | null; tra
       <div
         ref={place}
         class="text"
+        dir="auto"
         tabIndex={0}
         role="group"
         aria-label={`Answer under ${column.pe}; the arrow keys show each token's alternatives`}

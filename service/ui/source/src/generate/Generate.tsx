@@ -141,6 +141,7 @@ function Prompt(props: {
         {(control) => (
           <textarea
             {...control}
+            dir="auto"
             rows={5}
             value={prompt}
             onInput={(event) => set(event.currentTarget.value)}

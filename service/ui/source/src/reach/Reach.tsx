@@ -176,7 +176,7 @@ function Own({ text, error, set }: { text: string; error: string | undefined; se
       <Field label="Your text" error={error} hint="Type it, paste it, or drop a file here. It stays in this browser until you measure.">
         {(control) => (
           <textarea
-            {...control} rows={6} value={text}
+            {...control} dir="auto" rows={6} value={text}
             onInput={(event) => set(event.currentTarget.value)}
             onDragOver={(event) => event.preventDefault()}
             onDrop={(event) => {
