@@ -64,7 +64,7 @@ DROP_STATES = {"jamba", "zamba"}
 
 TEXT = "The ropes of the ways are long, and no longer. " * 20
 EVALUATIONS: dict[str, dict[str, Any]] = {
-    "perplexity": {"input": TEXT, "methods": ["default", "streaming"], "lengths": [64]},
+    "perplexity": {"input": TEXT, "methods": ["default", "streaming:window=16"], "lengths": [64]},
     "passkey": {"methods": ["default"], "lengths": [220]},
     "probe": {"input": TEXT, "segment": 8, "methods": ["default"], "lengths": [64]},
 }
