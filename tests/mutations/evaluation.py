@@ -25,6 +25,7 @@ POSITION = "tests/service/evaluation/perplexity/test_position.py"
 COMPARISON = "tests/service/evaluation/test_comparison.py"
 REACH = "tests/service/evaluation/test_reach.py"
 ADDRESS = "tests/service/jobs/test_address.py"
+SCRIPTS = "tests/service/evaluation/retrieval/test_scripts.py"
 
 EVALUATION = [
     Mutation("one method alone is the best", "service", "if method.rank == 1] if len(methods) > 1 else []",
@@ -278,4 +279,10 @@ EVALUATION = [
              ("tests/service/figures/test_readable.py",)),
     Mutation("rounding decides the best of a column", "service/evaluation", "if are_equal(value, best))",
              "if value == best)", ("tests/service/evaluation/perplexity/test_tables.py",)),
+    Mutation("texts without blanks are one word", "service/evaluation/retrieval", "else _PIECE.findall(word)",
+             "else [word]", (SCRIPTS,)),
+    Mutation("prompts far below their length", "service/evaluation/retrieval", "if least.length < LEAST_FILLED *",
+             "if least.length < 0 *", (SCRIPTS,)),
+    Mutation("a token has one piece of text at most", "service/evaluation/retrieval", "min(2 * beyond, 16 * room + 1)",
+             "beyond", (SCRIPTS,)),
 ]  # fmt: skip

@@ -8,10 +8,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import regex
+
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 """Of the passkey prompt (Mohtashami and Jaggi, arXiv:2305.16300, appendix), and RULER's repeated noise."""
 
 _WORD = re.compile(r"\s*\S+")
+_LONGEST = 100
+_SCRIPTS = (
+    *("Han", "Hiragana", "Katakana", "Bopomofo", "Thai", "Lao", "Khmer"),
+    *("Myanmar", "Tibetan", "Javanese", "Balinese"),
+)
+"""They set no blanks between words."""
+_BLANKLESS = "".join(rf"\p{{{script}}}" for script in _SCRIPTS)
+_PIECE = regex.compile(
+    rf"\s*(?:(?=[{_BLANKLESS}])\X(?:(?![\s\w\p{{Ps}}\p{{Pi}}])\X){{0,8}}|(?:(?![{_BLANKLESS}])\X){{1,{_LONGEST}}})"
+)
+"""A character of these scripts with the marks after it, or up to ``_LONGEST`` characters of others. A character is a
+grapheme cluster (Unicode Standard Annex 29)."""
 _SENTENCE_END = re.compile(r"""[.!?]["')\]]*$""")
 
 
@@ -24,8 +38,9 @@ class Haystack:
 
     @cached_property
     def words(self) -> list[str]:
-        """Each with the whitespace before it."""
-        return _WORD.findall(self.between + self.text.strip())
+        """Each with the whitespace before it. Long words, and scripts without blanks, are in pieces."""
+        words = _WORD.findall(self.between + self.text.strip())
+        return [piece for word in words for piece in _pieces(word)]
 
     def cut(self, start: int, count: int) -> str:
         """``count`` words from word ``start`` on."""
@@ -45,6 +60,10 @@ class Haystack:
             if _SENTENCE_END.search(words[(index - 1) % len(words)]):
                 return index
         return start
+
+
+def _pieces(word: str) -> list[str]:
+    return [word] if word.isascii() and len(word) <= _LONGEST else _PIECE.findall(word)
 
 
 class Hidden(NamedTuple):
