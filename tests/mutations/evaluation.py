@@ -285,4 +285,8 @@ EVALUATION = [
              "if least.length < 0 *", (SCRIPTS,)),
     Mutation("a token has one piece of text at most", "service/evaluation/retrieval", "min(2 * beyond, 16 * room + 1)",
              "beyond", (SCRIPTS,)),
+    Mutation("sentences end by three marks alone", "service/evaluation/retrieval", "\\p{Sentence_Terminal}",
+             "[.]", (SCRIPTS,)),
+    Mutation("every text has sentences", "service/evaluation/retrieval", "if not self.has_sentences or _",
+             "if _", (SCRIPTS,)),
 ]  # fmt: skip

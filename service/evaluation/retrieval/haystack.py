@@ -26,7 +26,8 @@ _PIECE = regex.compile(
 )
 """A character of these scripts with the marks after it, or up to ``_LONGEST`` characters of others. A character is a
 grapheme cluster (Unicode Standard Annex 29)."""
-_SENTENCE_END = re.compile(r"""[.!?]["')\]]*$""")
+_SENTENCE_END = regex.compile(r"""(?:[.!?]["')\]»]*|(?![.!?])\p{Sentence_Terminal}["'\p{Pe}\p{Pf}]*)$""")
+_LONGEST_SENTENCE = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +54,20 @@ class Haystack:
             position = 0
         return "".join(found).strip()
 
+    @cached_property
+    def has_sentences(self) -> bool:
+        """False for lists, logs or scripts without full stops: sentences would have over 100 words on average."""
+        ends = sum(_SENTENCE_END.search(word) is not None for word in self.words)
+        return len(self.words) <= _LONGEST_SENTENCE * ends
+
     def sentence_start(self, word: int, start: int) -> int:
-        """The last word <= ``word`` and >= ``start`` that follows the end of a sentence; ``start`` where none does."""
+        """The last word <= ``word`` and >= ``start`` that follows the end of a sentence; ``start`` where none does.
+
+        It is ``word`` itself in a text without sentences.
+        """
         words = self.words
         for index in range(word, start, -1):
-            if _SENTENCE_END.search(words[(index - 1) % len(words)]):
+            if not self.has_sentences or _SENTENCE_END.search(words[(index - 1) % len(words)]):
                 return index
         return start
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.checks import InvalidEvaluation
-from service.evaluation.retrieval.haystack import Haystack
+from service.evaluation.retrieval.haystack import Haystack, Hidden, with_hidden
 from service.evaluation.retrieval.plan import passkey_drafts
 from service.evaluation.retrieval.prompts import PromptTokenizer, Sample
 from service.evaluation.retrieval.request import PasskeyRequest
@@ -42,7 +42,7 @@ def samples(models: ModelRegistry, evaluation: str, text: str, length: int) -> l
     return found
 
 
-@pytest.mark.parametrize("evaluation", ["passkey", "ruler"])
+@pytest.mark.parametrize("evaluation", REQUESTS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_prompts_without_blanks_are_full_and_differ(models: ModelRegistry, evaluation: str, text: str) -> None:
     found = samples(models, evaluation, text, 1024)
@@ -95,3 +95,52 @@ def test_a_length_that_no_prompt_fills_is_refused(models: ModelRegistry, evaluat
     with pytest.raises(InvalidEvaluation, match=r"^lengths: the prompt '.*' fills \d+ of 1024 tokens") as error:
         samples(models, evaluation, stacked, 1024)
     assert str(error.value).endswith("its next piece is too long: use other lengths, or input of shorter words")
+
+
+@pytest.mark.parametrize(
+    ("text", "before"),
+    [
+        ("नाव आई। वह गई। रात हुई। हवा चली।", "नाव आई। वह गई।"),
+        ("船来了。“他走了。”天黑了。风起了！", "船来了。“他走了。”"),
+        ("船が来た。「誰？」夜が来た。風が吹く。", "船が来た。「誰？」"),
+        ("أين القارب؟ ذهب۔ جاء الليل. هبت الريح.", "أين القارب؟ ذهب۔"),
+        ("Նավը եկավ։ Նա գնաց։ Գիշեր է։ Քամի է։", "Նավը եկավ։ Նա գնաց։"),
+        ("ጀልባ መጣ። የት ሄደ፧ ሌሊት ነው። ነፋስ ነው።", "ጀልባ መጣ። የት ሄደ፧"),
+        ("« Un bateau. » « Il part !» La nuit vient. Le vent se lève.", "« Un bateau. » « Il part !»"),
+    ],
+)
+def test_sentences_of_any_script_end(text: str, before: str) -> None:
+    haystack = Haystack(text)
+    words = len(haystack.words)
+    depth = (len(Haystack(before).words) + 1) / words
+    assert with_hidden(haystack, 0, words, [Hidden(depth, "X.")]).startswith(f"{before} X. ")
+
+
+LISTS = [
+    pytest.param(" ".join(f"harbor{n}" for n in range(3000)), id="words"),
+    pytest.param("\n".join(f"2026-01-01T00:00:{n} INFO unit={n} done" for n in range(800)) + "\nThe end.", id="log"),
+    pytest.param(THAI * 30, id="th"),
+]
+
+
+@pytest.mark.parametrize("text", LISTS)
+def test_without_sentences_the_depth_is_kept(text: str) -> None:
+    haystack = Haystack(text)
+    for depth in (0.03, 0.25, 0.5, 0.9):
+        prompt = with_hidden(haystack, 10, 400, [Hidden(depth, " X. ")])
+        before = prompt.split(" X. ")[0]
+        assert len(Haystack(before).words) == round(depth * 400)
+
+
+@pytest.mark.parametrize("text", LISTS)
+def test_without_sentences_samples_begin_anywhere(models: ModelRegistry, text: str) -> None:
+    kind = EVALUATIONS["needle"]
+    request = kind.request.model_validate({"input": text, "lengths": [512], "depths": [1], "samples": 4})
+    plan: Any = kind.plan(request, models, settings_of(Path()))
+    assert len({sample.text for sample in plan.samples[512]}) == 4
+
+
+def test_a_text_with_sentences_keeps_its_first_one_whole() -> None:
+    haystack = Haystack(ESSAY)
+    assert haystack.has_sentences
+    assert with_hidden(haystack, 0, 30, [Hidden(0.1, "X.")]).startswith("X. The 0th harbor")
