@@ -289,4 +289,6 @@ EVALUATION = [
              "[.]", (SCRIPTS,)),
     Mutation("every text has sentences", "service/evaluation/retrieval", "if not self.has_sentences or _",
              "if _", (SCRIPTS,)),
+    Mutation("a value that a database refuses is a death", "service/jobs", "        except DataError as error:",
+             "        except ZeroDivisionError as error:", (FAILING,)),
 ]  # fmt: skip
