@@ -246,4 +246,6 @@ API = [
              "[(each, (trail, key)) for key, each in item.items()] + [(key, trail) for key in item]",
              "[(key, trail) for key in item] + [(each, (trail, key)) for key, each in item.items()]",
              ("tests/service/api/http/test_bodies.py::test_whole_pairs_are_text",)),
+    Mutation("a space that is put before a text has a character", "service/models/text", "and start == after < end:",
+             "and start == after > end:", ("tests/service/openai/text/test_offsets.py",)),
 ]  # fmt: skip
