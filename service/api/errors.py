@@ -38,7 +38,7 @@ from service.errors import (
 )
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.scoring.token_scores import NotANumber
-from service.jobs.database.opening import StoreOutOfReach
+from service.jobs.database.opening import NotStorable, StoreOutOfReach
 from service.jobs.storage.refusals import (
     IdempotencyMismatch,
     JobDone,
@@ -114,6 +114,7 @@ _CONVERSIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     StoreOutOfReach: lambda error: ApiError(
         503, "the database of jobs is out of reach: try again", code="jobs_out_of_reach", headers={"Retry-After": "5"}
     ),
+    NotStorable: lambda error: ApiError(500, str(error), code="not_storable"),
     LimitsOutOfReach: lambda error: ApiError(
         503, "the shared store of limits is out of reach: try again", code="limits_out_of_reach"
     ),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from patches import LONGEST, KnownFields, Method, problem
-from service.inputs import MOST_ENCODINGS, MOST_TEXTS, TextOrTokens, as_list
+from service.inputs import MOST_ENCODINGS, MOST_TEXTS, TextOrTokens, as_list, matching
 from service.policy.auto import Encoding
 from service.settings import Seconds
 
@@ -25,7 +25,14 @@ Documents = Annotated[
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 
-Name = Annotated[str, Field(min_length=1, max_length=255)]
+NO_NUL = "^[^\\x00]*$"
+"""No file name has one, and PostgreSQL takes none."""
+
+Name = Annotated[
+    str,
+    matching(NO_NUL, "must have no NUL character"),
+    Field(min_length=1, max_length=255, json_schema_extra={"pattern": NO_NUL}),
+]
 
 MOST_IN_RANGE = 65_536
 """Most lengths of a range: a short body must not fill the memory."""

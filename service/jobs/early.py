@@ -21,6 +21,7 @@ from service.jobs.planning import planned, replayed, request_of
 from service.jobs.records import ENDED_EARLY, JobState
 from service.jobs.storage import results
 from service.jobs.storage.results import Packed
+from service.jobs.storage.store import ID
 from service.jobs.storage.units import finished_keys
 from service.models.registry import ModelRegistry, UnknownModel
 from service.settings import Settings
@@ -40,6 +41,8 @@ class EndedEarly(NamedTuple):
 
 def read(database: Database, tenant: str, job_id: str, states: Sequence[JobState] = ENDED_EARLY) -> EndedEarly | None:
     """The job, or None where it is in none of ``states`` or no unit of it is finished."""
+    if not ID.fullmatch(job_id):
+        return None
     query = select(Job).where(Job.id == job_id, Job.tenant == tenant, Job.state.in_(states))
     with database.reading() as session:
         job = session.scalars(query.options(undefer(Job.request))).one_or_none()

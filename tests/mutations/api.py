@@ -252,4 +252,6 @@ API = [
              ("tests/service/openai/structure/test_json_texts.py",)),
     Mutation("arguments of calls have NaN", "service/api", "    as_json(found)", "    # as_json(found)",
              ("tests/service/openai/structure/test_json_texts.py",)),
+    Mutation("a space that is put before a text has a character", "service/models/text", "and start == after < end:",
+             "and start == after > end:", ("tests/service/openai/text/test_offsets.py",)),
 ]  # fmt: skip

@@ -25,6 +25,7 @@ POSITION = "tests/service/evaluation/perplexity/test_position.py"
 COMPARISON = "tests/service/evaluation/test_comparison.py"
 REACH = "tests/service/evaluation/test_reach.py"
 ADDRESS = "tests/service/jobs/test_address.py"
+SCRIPTS = "tests/service/evaluation/retrieval/test_scripts.py"
 
 EVALUATION = [
     Mutation("one method alone is the best", "service", "if method.rank == 1] if len(methods) > 1 else []",
@@ -289,4 +290,16 @@ EVALUATION = [
              '            "eos": list(self.eos_token_ids),\n', "", ("tests/service/jobs/test_every_input.py",)),
     Mutation("outcomes of other queries are reused", "service/evaluation", '            "queries": self.queries,\n', "",
              ("tests/service/jobs/test_every_input.py",)),
+    Mutation("texts without blanks are one word", "service/evaluation/retrieval", "else _PIECE.findall(word)",
+             "else [word]", (SCRIPTS,)),
+    Mutation("prompts far below their length", "service/evaluation/retrieval", "if least.length < LEAST_FILLED *",
+             "if least.length < 0 *", (SCRIPTS,)),
+    Mutation("a token has one piece of text at most", "service/evaluation/retrieval", "min(2 * beyond, 16 * room + 1)",
+             "beyond", (SCRIPTS,)),
+    Mutation("sentences end by three marks alone", "service/evaluation/retrieval", "\\p{Sentence_Terminal}",
+             "[.]", (SCRIPTS,)),
+    Mutation("every text has sentences", "service/evaluation/retrieval", "if not self.has_sentences or _",
+             "if _", (SCRIPTS,)),
+    Mutation("a value that a database refuses is a death", "service/jobs", "        except DataError as error:",
+             "        except ZeroDivisionError as error:", (FAILING,)),
 ]  # fmt: skip

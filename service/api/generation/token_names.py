@@ -6,9 +6,7 @@ from itertools import count
 from typing import Any
 
 from service.api.generation.text import BYTE
-
-WORD_START = "\u2581"
-"""SentencePiece's leading space, which decoding a single token drops."""
+from service.models.text.tokenizing import WORD_START
 
 
 def _byte_level() -> dict[str, int]:
@@ -55,6 +53,7 @@ class TokenNames:
         if "\ufffd" in text:
             spelled = self._spelled(token_id)
             return str(raw) if spelled is None else _shown(spelled)
+        # Decoding a single token drops its leading space.
         return f" {text}" if raw.startswith(WORD_START) and not text.startswith(" ") else text
 
 

@@ -23,6 +23,8 @@ Name = TypeVar("Name")
 
 DEFAULT_REACH = 4
 """Default lengths stop at this many times the trained length: a grid has many prompts at each."""
+LEAST_FILLED = 0.75
+"""Least share of a length that each of its prompts fills. Filler comes in whole words or sentences."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,8 +139,18 @@ def check_fits(drafts: dict[str, list[Draft]], length: int, tokenizer: PromptTok
 
 
 def samples_of(drafts: Sequence[Draft], lengths: Sequence[int], tokenizer: PromptTokenizer) -> dict[int, list[Sample]]:
-    """Every draft at every length, which it must fit."""
-    return {length: [tokenizer.sample(draft, length) for draft in drafts] for length in lengths}
+    """Every draft at every length, which it must fit.
+
+    Raises:
+        InvalidEvaluation: for a length that a prompt does not fill, as its next piece of text is too long.
+    """
+    samples = {length: [tokenizer.sample(draft, length) for draft in drafts] for length in lengths}
+    for length, group in samples.items():
+        least = min(group, key=lambda sample: sample.length)
+        if least.length < LEAST_FILLED * length:
+            why = f"the prompt {least.name!r} fills {least.length} of {length} tokens, and its next piece is too long"
+            raise InvalidEvaluation("lengths", f"{why}: use other lengths, or input of shorter words")
+    return samples
 
 
 def haystack_of(texts: Sequence[str | list[int]], documents: Sequence[Document]) -> Haystack:

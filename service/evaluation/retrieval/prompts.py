@@ -57,6 +57,11 @@ class Sample:
         """Tokens that are read: all but the last one of the answer and of the continuation."""
         return len(self.prompt_ids) + len(self.answer_ids) - 1 + self.new_tokens - 1
 
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and of what follows it, as lengths count them."""
+        return len(self.prompt_ids) + max(self.new_tokens, len(self.answer_ids))
+
 
 @dataclass(frozen=True, eq=False)
 class PromptTokenizer:
@@ -91,19 +96,22 @@ class PromptTokenizer:
 
 
 def _longest(ids: Callable[[int], list[int]], room: int) -> tuple[int, list[int]]:
-    """n and the longest ``ids(n)`` of at most ``room`` tokens, where a piece has at least one token.
+    """n and the longest ``ids(n)`` of at most ``room`` tokens.
 
-    The search follows the tokens per piece so far, and bisects after eight tries.
+    The search follows the tokens per piece so far, and bisects after eight tries. A token may have several pieces, as
+    of Chinese; it takes up to 16 pieces for each.
     """
     fits, beyond, best = 0, room + 1, ids(0)
-    empty, guess, tries = len(best), room // 32, 0
+    empty, guess, tries, exceeded = len(best), room // 32, 0, False
     while beyond - fits > 1:
         tries += 1
         pieces = min(max(guess, fits + 1), beyond - 1) if tries <= 8 else (fits + beyond) // 2
         found = ids(pieces)
         if len(found) <= room:
             fits, best = pieces, found
+            if fits == beyond - 1 and not exceeded:
+                beyond = min(2 * beyond, 16 * room + 1)
         else:
-            beyond = pieces
+            beyond, exceeded = pieces, True
         guess = int((room - empty) * pieces / max(len(found) - empty, 1))
     return fits, best

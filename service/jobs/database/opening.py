@@ -15,6 +15,7 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, false, 
 from sqlalchemy.exc import (
     ArgumentError,
     DatabaseError,
+    DataError,
     InterfaceError,
     InternalError,
     OperationalError,
@@ -57,6 +58,10 @@ class StoreOutOfReach(RuntimeError):
     """The database does not answer now: locked, frozen, damaged or gone. The same call may work later."""
 
 
+class NotStorable(ValueError):
+    """The database does not take a value, as PostgreSQL takes no NUL in texts. The same call never works."""
+
+
 class Database:
     """One open database. SQLite is used by one writer at a time, who waits at the beginning and never in between."""
 
@@ -89,6 +94,7 @@ class Database:
 
         Raises:
             StoreOutOfReach: when the database does not answer.
+            NotStorable: when it refuses a value.
         """
         with self._reached(), Session(self._reads) as session, session.begin():
             yield session
@@ -99,6 +105,7 @@ class Database:
 
         Raises:
             StoreOutOfReach: when the database does not answer.
+            NotStorable: when it refuses a value.
         """
         with self._reached(), Session(self._writes) as session, session.begin():
             yield session
@@ -112,6 +119,8 @@ class Database:
             yield
         except (OperationalError, InterfaceError, InternalError, PoolTimeoutError) as error:
             raise StoreOutOfReach(_reason(error)) from error
+        except DataError as error:
+            raise NotStorable(f"the database does not take a value: {_reason(error)}") from error
         except DatabaseError as error:
             if type(error) is not DatabaseError:
                 raise

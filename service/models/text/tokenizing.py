@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from service.sharing.stopping import check_wanted, outside_python
@@ -22,6 +22,10 @@ SMALL = 16 << 10
 
 LOOK_S = 0.05
 """Interval at which a waiting text checks that its request is still wanted."""
+
+
+WORD_START = "\u2581"
+"""SentencePiece's space before a word. It is also put before a text, where it has none of its characters."""
 
 
 class _Budget:
@@ -102,5 +106,10 @@ def with_ends(tokenizer: Any, text: str, *, add_special_tokens: bool = True) -> 
     check_wanted()
     with _budget.taking(len(text)):
         encoded = tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True, verbose=False)
-        ends = list(accumulate((end for _, end in encoded["offset_mapping"]), max))
-    return encoded["input_ids"], ends
+        ids, places = encoded["input_ids"], encoded["offset_mapping"]
+        ends = [end for _, end in places]
+        start_of_word = tokenizer.convert_tokens_to_ids(WORD_START)
+        for at, ((start, end), (after, _)) in enumerate(pairwise(places)):
+            if ids[at] == start_of_word and start == after < end:  # put before the character of the next token
+                ends[at] = start
+    return ids, list(accumulate(ends, max))

@@ -132,6 +132,12 @@ def test_a_length_beyond_a_document_says_how_its_tokens_are_counted(models: Mode
             planned(models, "perplexity", input="A short text.", lengths=[64], bos=bos)
 
 
+@pytest.mark.parametrize("evaluation", ["perplexity", "passkey", "recommend"])
+def test_a_name_has_no_nul(models: ModelRegistry, evaluation: str) -> None:
+    with pytest.raises(ValidationError, match=r"names\.1\n  must have no NUL character"):
+        planned(models, evaluation, input=[TEXT, "A text."], names=["a", "b\0c"])
+
+
 @pytest.mark.parametrize("evaluation", ["perplexity", "long_perplexity", "passkey", "probe", "recommend", "search"])
 def test_documents_have_the_names_of_the_request(models: ModelRegistry, evaluation: str) -> None:
     given = {"input": [TEXT, next(iter(BUILT_IN))], "max_tokens": 1500}

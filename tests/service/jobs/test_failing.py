@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, update
+from sqlalchemy.exc import DataError
+from sqlalchemy.orm import Session
 from structlog.testing import CapturingLogger
 
 from patches import SlotsExhausted
@@ -24,13 +26,14 @@ from service.evaluation.perplexity.plan import PerplexityPlan, WindowsUnit
 from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.unit import Outcome
 from service.jobs.database.calls import StoreCalls
-from service.jobs.database.tables import StoredOutcome, StoredResult, UnfinishedUnit
+from service.jobs.database.tables import Job, StoredOutcome, StoredResult, UnfinishedUnit
 from service.jobs.execution import MOST_RETRIES
 from service.jobs.runner import JobRunner
-from service.jobs.storage import outcomes, results
+from service.jobs.storage import outcomes, results, units
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.queue import JobQueue
 from service.jobs.storage.refusals import ResultDamaged
+from service.jobs.storage.units import Finished
 from service.sharing.admission import QueueFull
 from service.sharing.workers import MAX_WAITING, Workers
 from tests.service.jobs.adding import planned, queue_of
@@ -90,6 +93,32 @@ async def test_a_result_that_fails_is_of_no_unit(bench: Bench, monkeypatch: pyte
         (job,) = await bench.ended(job_id)
     assert job.error is not None
     assert (job.state, job.error.message, job.units_done) == ("failed", "a defect", 6)
+
+
+@only_sqlite
+async def test_a_value_that_the_database_refuses_ends_its_job_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as a death of the server, five times, and all jobs waited."""
+    add_finished = units.add_finished
+
+    def refused(session: Session, job: Job, unit: Finished) -> None:
+        if job.tenant == "anna":
+            raise DataError("INSERT", {}, Exception("text fields cannot contain NUL"))
+        add_finished(session, job, unit)
+
+    monkeypatch.setattr(units, "add_finished", refused)
+    job_id, other = bench.add(), bench.add("berta", methods=[{"method": "default"}])
+    async with bench.running():
+        (job,) = await bench.ended(job_id)
+        (unharmed,) = await bench.ended(other, tenant="berta")
+        again = bench.add(methods=[{"method": "default"}])  # its outcomes are stored: it is refused as it is planned
+        (planned_,) = await bench.ended(again)
+    for failed in (job, planned_):
+        assert (failed.state, failed.error and failed.error.code) == ("failed", "not_storable")
+        assert failed.error is not None
+        assert failed.error.message.endswith("the database does not take a value: text fields cannot contain NUL")
+    assert unharmed.state == "done"
 
 
 @only_sqlite

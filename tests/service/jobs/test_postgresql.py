@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select, text
 
 from service.jobs.database import opening, postgresql
-from service.jobs.database.opening import Database, StoreOutOfReach
+from service.jobs.database.opening import Database, NotStorable, StoreOutOfReach
 from service.jobs.database.tables import Job
 from service.jobs.storage.store import JobStore
 from tests.service.jobs.adding import add
@@ -44,6 +44,13 @@ def test_a_server_that_stops_within_a_transaction_loses_its_locks(
     assert stopped.get("anna", job.id).state == "cancelled", "it goes on with another connection"
     stopped.close()
     other.close()
+
+
+def test_a_nul_is_no_value_for_it(postgres_url: str) -> None:
+    store = JobStore(postgres_url)
+    with pytest.raises(NotStorable, match=r"^the database does not take a value: .*NUL"):
+        add(store, "an\0na")
+    store.close()
 
 
 def test_a_migration_of_another_process_is_waited_for(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

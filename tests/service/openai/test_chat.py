@@ -50,6 +50,15 @@ def test_log_probabilities(http: httpx.Client, tiny: Path, tokenizer: Any) -> No
     assert answer(http, PATH, messages=MESSAGES, max_tokens=1)["choices"][0]["logprobs"] is None
 
 
+def test_the_end_of_a_text_has_the_bytes_of_its_name(http: httpx.Client, tokenizer: Any) -> None:
+    """As in vLLM: it is among the log-probabilities, and not in the text."""
+    bias = {str(tokenizer.eos_token_id): 100}
+    (choice,) = answer(http, PATH, messages=MESSAGES, logit_bias=bias, logprobs=True)["choices"]
+    (last,) = choice["logprobs"]["content"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
+    assert (last["token"], bytes(last["bytes"])) == (tokenizer.eos_token, tokenizer.eos_token.encode())
+
+
 def test_a_stream_adds_up_to_the_answer(http: httpx.Client) -> None:
     body: dict[str, Any] = {"messages": MESSAGES, "n": 2, "seed": 5, "max_tokens": 16, "logprobs": True}
     whole = answer(http, PATH, **body)

@@ -138,7 +138,11 @@ def test_pages_out_of_reach_leave_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prefixes_are_shared_within_an_encoding(family: str) -> None:
     """A second model of layers that slide: on block tables they cache every key, so prefixes can be shared."""
     prompt = prompts_for([parse({"method": "default"})], 60, seed=1)[0] * 3
-    methods = [parse({"method": "default"}), parse("string:shifted_offset=6,small_local_value=2"), parse({"method": "default"})]
+    methods = [
+        parse({"method": "default"}),
+        parse("string:shifted_offset=6,small_local_value=2"),
+        parse({"method": "default"}),
+    ]
     sizes = {"sliding_window": 10} if family == "mistral" else {}
     with patched(tiny_model(family, **sizes)[1]) as patch:
         requests = requests_of(patch, methods, [prompt] * 3)

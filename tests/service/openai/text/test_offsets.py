@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import service.models
 from service.api.generation.pieces import Pieces
@@ -24,6 +25,25 @@ DEMO = Path(service.models.__file__).parent / "demo" / "ropeway-demo"
 @pytest.fixture(params=["tiny", "demo"])
 def tokenizer(request: pytest.FixtureRequest) -> Any:
     return tiny_tokenizer() if request.param == "tiny" else AutoTokenizer.from_pretrained(DEMO)
+
+
+def sentencepiece() -> Any:
+    """As Llama 2's: a space is put before a text, and all that is no word is bytes."""
+    spellings = ["<unk>", "\u2581", "\u2581x", "x", "a", *(f"<0x{byte:02X}>" for byte in range(256))]
+    kind = models.BPE({word: number for number, word in enumerate(spellings)}, [("\u2581", "x")], byte_fallback=True)
+    made = Tokenizer(kind)
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    stripped = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(stripped)
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+@pytest.mark.parametrize("text", ["日本", "a x", "x a", " x", "  a", "\n日 x", " "])
+def test_a_space_that_is_put_before_a_text_has_no_character(text: str) -> None:
+    tokenizer = sentencepiece()
+    prompt = read_prompt(text, tokenizer, with_text=True)
+    as_ids = read_prompt(prompt.token_ids, tokenizer, with_text=True)
+    assert (as_ids.text, as_ids.starts) == (text, prompt.starts)
 
 
 @pytest.mark.parametrize("text", ["plain words", "Ünï 你好 😀 once", "ñññ x", "a😀😀b"])
