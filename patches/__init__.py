@@ -27,7 +27,7 @@ from patches.encoding.schedule import RopeType
 from patches.factors import by_factors, factors_of, starts
 from patches.json_text import Trail, check_text, path_of, read_json, repeated
 from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, parse
-from patches.problems import KnownFields, Problem, problem, problems_of, unknown
+from patches.problems import KnownFields, Problem, in_words, problem, problems_of, unknown
 from patches.proposals import UNSCALED, alike, candidates
 from patches.registry import METHODS, describe_method, describe_methods, examples, questions
 from patches.resolution import EchoMismatch, describe, effective, is_own, resolve
@@ -125,6 +125,7 @@ __all__ = [
     "grouping",
     "ignored_entries",
     "in_configuration",
+    "in_words",
     "is_by_layer",
     "is_own",
     "is_trained_at_its_length",

@@ -40,6 +40,13 @@ def problem(kind: str, message: str, field: str = "") -> PydanticCustomError:
     return PydanticCustomError(kind, "{message}", {"message": message, "field": field})
 
 
+def in_words(error: ValueError) -> str:
+    """The message of an error, with the field if it is one of ``problem``."""
+    if isinstance(error, PydanticCustomError) and error.context is not None:
+        return str(Problem(error.context["field"], error.context["message"]))
+    return str(error)
+
+
 FEW = 6
 """Names that are listed where another place has them all."""
 

@@ -31,8 +31,7 @@ class RopeGeometry:
     chooses their keys by other rotated states (DeepSeek-V3.2). ``declared`` is the request that the checkpoint's
     ``rope_parameters`` would be, where its model reads them otherwise. ``learned_factors`` multiply the frequencies of
     every encoding that does not list its own (Mistral Large 4). ``window`` is the number of tokens in the largest
-    window or chunk of the layers that requests rotate; None if one has neither. ``sees_all`` is true where another
-    layer attends to all tokens.
+    window or chunk of the layers that requests rotate; None if one has neither. ``widest`` is that of all layers.
     """
 
     head_dim: int
@@ -54,7 +53,7 @@ class RopeGeometry:
     declared: NativeMethod | None = None
     learned_factors: tuple[float, ...] | None = None
     window: int | None = None
-    sees_all: bool = True
+    widest: int | None = None
 
     @property
     def rotating_pairs(self) -> int | None:

@@ -184,6 +184,11 @@ class Method(KnownFields):
         """The trained length in effect, in tokens."""
         return geometry.original_max_position_embeddings
 
+    def attended(self, geometry: RopeGeometry) -> int:
+        """The trained length, or the window of the layers that requests rotate where that is smaller."""
+        trained = self.trained_length(geometry)
+        return trained if geometry.window is None else min(trained, geometry.window)
+
     def extension(self, geometry: RopeGeometry) -> float | None:
         """The factor in effect on the trained length; None where no parameter names one."""
         factor: float | None = self.parameters(geometry).get("factor")

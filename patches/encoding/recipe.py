@@ -16,7 +16,7 @@ import numpy as np
 
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import CAUSAL, EVERY_PAIR, DistanceRange, FirstKeys, Predicate, begins_at, merged
-from patches.encoding.schedule import Schedule, chooses_pairs, lists_frequencies
+from patches.encoding.schedule import Schedule, chooses_pairs, with_learned
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 Part = TypeVar("Part")
 ROTATES_NOTHING = "this model was trained without rotary embeddings: only encodings that rotate nothing apply to it"
-WITHOUT_EFFECT = "it has no effect on this model: its layers attend to the last {window} tokens. It begins beyond them"
+WITHOUT_EFFECT = (
+    "has no effect on this model: it begins {begins} tokens away, and the layers attend to {reach}. A start below "
+    "{reach} has one"
+)
 ROTATION_CHOOSES = (
     "only encodings that rotate apply to this model: its layers choose keys by other rotated states. Without "
     "rotation many of these scores are equal, and later text decides between them"
@@ -183,7 +186,8 @@ class Recipe:
 
         self._refuse_other_families(geometry)
         if self._is_without_effect(geometry):
-            raise ValueError(WITHOUT_EFFECT.format(window=geometry.window))
+            begins = max(getattr(band.predicate, "high", None) or begins_at(band.predicate) for band in self.bands)
+            raise ValueError(WITHOUT_EFFECT.format(begins=begins, reach=self._reach(geometry)))
         fixed = replace(
             self,
             score_bias=_at(self.score_bias, length),
@@ -196,8 +200,7 @@ class Recipe:
             frequencies, attention_factor, rope_theta = fixed.schedule.frequencies(geometry, length, torch.float32)
             if geometry.rotating_pairs is not None and not chooses_pairs(fixed.schedule):
                 frequencies[geometry.rotating_pairs :] = 0.0
-            if geometry.learned_factors is not None and not lists_frequencies(fixed.schedule):
-                frequencies = frequencies * torch.tensor(geometry.learned_factors)
+            frequencies = with_learned(frequencies, fixed.schedule, geometry)
             inv_freq = tuple(frequencies.tolist())
         if geometry.chooses_by_rotation and geometry.rotates and not any(inv_freq):
             raise ValueError(ROTATION_CHOOSES)
@@ -214,12 +217,17 @@ class Recipe:
 
     def _is_without_effect(self, geometry: RopeGeometry) -> bool:
         """True if maps and masks begin beyond the windows of the layers that they apply to."""
-        window, predicates = geometry.window, [band.predicate for band in self.bands]
-        if window is None or not self.moves or (geometry.sees_all and merged(predicates) != [CAUSAL]):
+        reach = self._reach(geometry)
+        if reach is None or not self.moves:
             return False
-        near = [band for band in self.bands if begins_at(band.predicate) < window]
+        near = [band for band in self.bands if begins_at(band.predicate) < reach]
         ranges = [band.predicate for band in near if isinstance(band.predicate, DistanceRange)]
-        return all(band.keeps_positions for band in near) and any(each.is_causal_below(window) for each in ranges)
+        return all(band.keeps_positions for band in near) and any(each.is_causal_below(reach) for each in ranges)
+
+    def _reach(self, geometry: RopeGeometry) -> int | None:
+        """Most tokens that the layers which it applies to attend to: maps need rotation, masks apply everywhere."""
+        masks = merged([band.predicate for band in self.bands]) != [CAUSAL]
+        return geometry.widest if masks else geometry.window
 
     def _refuse_other_families(self, geometry: RopeGeometry) -> None:
         if self.schedule is not None and not geometry.rotates:

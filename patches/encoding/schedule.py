@@ -62,10 +62,18 @@ def chooses_pairs(schedule: Schedule) -> bool:
     return getattr(schedule, "decides_on_pairs", False) or (inner is not None and chooses_pairs(inner))
 
 
-def lists_frequencies(schedule: Schedule) -> bool:
-    """True if a schedule, or the one inside it, gives each frequency as it is, whatever the model learned."""
+def _is_final(schedule: Schedule) -> bool:
+    """True if a schedule, or the one inside it, gives frequencies with learned factors, or a list that has none."""
     inner = getattr(schedule, "schedule", None)
-    return getattr(schedule, "lists_frequencies", False) or (inner is not None and lists_frequencies(inner))
+    return getattr(schedule, "is_final", False) or (inner is not None and _is_final(inner))
+
+
+def with_learned(frequencies: torch.Tensor, schedule: Schedule, geometry: RopeGeometry) -> torch.Tensor:
+    """``frequencies`` of ``schedule``, times the factors that the model learned unless they are final."""
+    import torch
+
+    learned = geometry.learned_factors
+    return frequencies if learned is None or _is_final(schedule) else frequencies * torch.tensor(learned)
 
 
 @dataclass(frozen=True)

@@ -312,7 +312,9 @@ class Patched(Encodings, NotCopied):
 
 def _with_windows(measurement: Measurement, chunks: Mapping[int, int]) -> RopeGeometry:
     sizes = {**measurement.windowed, **chunks}
-    rotated = [sizes.get(layer) for layer, role in measurement.roles.items() if role == "slots"]
-    others = [sizes.get(layer) for layer, role in measurement.roles.items() if role != "slots"]
-    window = max((size for size in rotated if size is not None), default=None) if all(rotated) else None
-    return replace(measurement.geometry, window=window, sees_all=not all(others))
+    rotated = [layer for layer, role in measurement.roles.items() if role == "slots"]
+    window, widest = (
+        max(sizes[layer] for layer in layers) if layers and sizes.keys() >= set(layers) else None
+        for layers in (rotated, list(measurement.roles))
+    )
+    return replace(measurement.geometry, window=window, widest=widest)

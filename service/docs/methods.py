@@ -39,7 +39,8 @@ SECTIONS: dict[Group, tuple[str, str]] = {
     "position map": (
         "Position maps",
         "A map changes the positions of a query and a key by their distance. Every token is still attended, except "
-        "beyond a layer's own window. "
+        "beyond a layer's own window. If all layers have one, defaults go by it where it is smaller than the trained "
+        "length. A map that begins beyond it is refused. "
         "Pictures: the effective distance of every pair of tokens, and that of the last token.",
     ),
     "mask": (

@@ -25,9 +25,10 @@ CHOSEN_KEYS = "tests/patches/model/architectures/test_chosen_keys.py"
 MODELS = [
     Mutation("an encoding without effect is accepted", "patches", "if self._is_without_effect(geometry):", "if False:",
              (f"{WITHOUT_EFFECT}::test_maps_and_masks_beyond_every_window_are_refused",)),
-    Mutation("encodings lack learned factors", "patches", "if geometry.learned_factors is not None and not lists_",
-             "if False and not lists_", (LEARNED_FACTORS,)),
-    Mutation("learned factors multiply a list", "patches", "and not lists_frequencies(fixed.schedule):", "and True:",
+    Mutation("encodings lack learned factors", "patches", "if learned is None or _is_final(schedule) else",
+             "if True else", (LEARNED_FACTORS,)),
+    Mutation("learned factors multiply a list", "patches", "if learned is None or _is_final(schedule) else",
+             "if learned is None else",
              (LEARNED_FACTORS,)),
     Mutation("exports divide by learned factors", "patches", "* (geometry.learned_factors or 1.0)", "* 1.0",
              (LEARNED_FACTORS,)),

@@ -31,7 +31,7 @@ class ListedSchedule:
     attention_factor: float
     depends_on_length: bool = False
     decides_on_pairs: ClassVar[bool] = True
-    lists_frequencies: ClassVar[bool] = True
+    is_final: ClassVar[bool] = True
 
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         import torch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import WrappingMethod
 from patches.encoding.recipe import Recipe
-from patches.encoding.schedule import Frequencies, WrappingSchedule
+from patches.encoding.schedule import Frequencies, WrappingSchedule, with_learned
 
 if TYPE_CHECKING:
     import torch
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 class ResonanceSchedule(WrappingSchedule):
     """Another schedule with its wavelengths 2 pi / f rounded; pairs that do not rotate stay still."""
 
+    is_final: ClassVar[bool] = True
+
     def frequencies(self, geometry: RopeGeometry, length: int, dtype: torch.dtype) -> Frequencies:
         import torch
 
         inv_freq, attention_factor, rope_theta = self.schedule.frequencies(geometry, length, torch.float64)
-        wavelength = (2 * math.pi / inv_freq).round()
+        wavelength = (2 * math.pi / with_learned(inv_freq, self.schedule, geometry)).round()
         return Frequencies((2 * math.pi / wavelength).to(dtype), attention_factor, rope_theta)
 
 

@@ -62,7 +62,7 @@ class Dpe(BasedMethod):
         return min(grouped_reach(trained, self.window(geometry), factor) for factor in self.group_factors)
 
     def window(self, geometry: RopeGeometry) -> int:
-        return self.neighbor_window or max(1, min(1024, self.trained_length(geometry) // 4))
+        return self.neighbor_window or max(1, min(1024, self.attended(geometry) // 4))
 
     def per_pair(self, geometry: RopeGeometry) -> tuple[int, ...]:
         """Group size of every rotary pair.

@@ -33,7 +33,7 @@ class _WindowMethod(BasedMethod):
     )
 
     def window_in_effect(self, geometry: RopeGeometry) -> int:
-        return self.window or max(1, self.trained_length(geometry) // 4)
+        return self.window or max(1, self.attended(geometry) // 4)
 
     def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
         return super().parameters(geometry) | {"window": self.window_in_effect(geometry)}

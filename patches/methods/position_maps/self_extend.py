@@ -62,7 +62,7 @@ class SelfExtend(BasedMethod):
         return grouped_reach(trained, self.window(geometry), self.group_size)
 
     def window(self, geometry: RopeGeometry) -> int:
-        return self.neighbor_window or max(1, self.trained_length(geometry) // 4)
+        return self.neighbor_window or max(1, self.attended(geometry) // 4)
 
     def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
         return super().parameters(geometry) | {"neighbor_window": self.window(geometry)}

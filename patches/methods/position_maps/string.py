@@ -52,7 +52,7 @@ class String(BasedMethod):
         return max(trained, trained + self.offset(geometry) - self.local(geometry))
 
     def offset(self, geometry: RopeGeometry) -> int:
-        return self.shifted_offset or max(1, self.trained_length(geometry) // 3)
+        return self.shifted_offset or max(1, self.attended(geometry) // 3)
 
     def local(self, geometry: RopeGeometry) -> int:
         return min(128, self.offset(geometry) // 4) if self.small_local_value is None else self.small_local_value

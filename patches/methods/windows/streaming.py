@@ -69,10 +69,10 @@ class Streaming(BasedMethod):
         Raises:
             ValueError: when no window was given and the sinks leave none.
         """
-        left = self.window or self.trained_length(geometry) - self.sink_tokens
+        left = self.window or self.attended(geometry) - self.sink_tokens
         if left < 1:
             raise ValueError(
-                f"sink_tokens: at most {self.trained_length(geometry) - 1} leave a window within the trained length; "
+                f"sink_tokens: at most {self.attended(geometry) - 1} leave a window within the trained length; "
                 "give window as well"
             )
         return left

@@ -117,7 +117,8 @@ class AccessControl:
                 return
             context.current().tenant = tenant
             structlog.contextvars.bind_contextvars(tenant=tenant)
-            await self._connected(tenant, scope, receive, send)
+        if self._keys.asked_for and scope["method"] != "DELETE":  # cancelling makes room
+            await self._connected(context.current().tenant, scope, receive, send)
         else:
             await self._limited(scope, receive, send)
 

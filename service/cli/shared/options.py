@@ -63,7 +63,7 @@ def encodings(texts: list[str] | None, *, check: bool = True, option: str = "--p
     """
     if not texts:
         return None
-    from patches import from_text
+    from patches import from_text, in_words
     from service.policy.auto import auto_fields, is_auto, parse_encoding
 
     several = []
@@ -73,7 +73,7 @@ def encodings(texts: list[str] | None, *, check: bool = True, option: str = "--p
             if check:
                 parse_encoding(fields)
         except ValueError as error:
-            raise typer.BadParameter(f"{text}: {error}", param_hint=option) from None
+            raise typer.BadParameter(f"{text}: {in_words(error)}", param_hint=option) from None
         several.append(fields)
     return several
 

@@ -90,6 +90,10 @@ class TestFailures:
         ("arguments", "message"),
         [
             (("generate", "a", "--pe", "yrn:4"), "unknown method 'yrn'"),
+            (
+                ("generate", "a", "--pe", '{"method":"yarn","factor":4,"factor":8}'),
+                "factor: is given twice in an object",
+            ),
             (("generate", "a", "--pe", "yarn:0.5"), "factor: must be at least 1, not 0.5"),
             (("generate", "a", "--pe", "yarn:4,beta=1"), "beta: unknown field: did you mean beta_slow"),
             (("generate", "a", "--pe", "{"), "not valid JSON"),

@@ -144,3 +144,11 @@ def test_learned_factors_multiply_frequencies_as_in_transformers(kind: str, fiel
     for parameters in written:
         with torch.no_grad():
             assert relative(scaled(model, parameters)(tokens).logits, logits) < TOLERANCE
+
+
+@kinds("mistral_large4")
+def test_learned_factors_come_before_whole_wavelengths(kind: str) -> None:
+    with patched(tiny_model(kind)) as patch:
+        found = torch.tensor(patch.resolve("resonance:base=linear:2", LENGTH).inv_freq, dtype=torch.float64)
+        scaled = torch.tensor(patch.resolve("linear:2", LENGTH).inv_freq, dtype=torch.float64)
+    torch.testing.assert_close(2 * torch.pi / found, (2 * torch.pi / scaled).round(), rtol=1e-6, atol=0.0)

@@ -221,6 +221,7 @@ def test_one_key_leaves_connections_to_the_next(checkpoints: Path) -> None:
             assert [answer.status_code for answer in answers] == [200] * 11 + [429]
             assert "requests on 11 of 16 connections" in answers[-1].read().decode()
             assert httpx.get(f"{url}/jobs/{job}", headers=ANN).status_code == 429
+            assert httpx.delete(f"{url}/jobs/{job}", headers=ANN).json()["state"] == "cancelled"
             assert httpx.post(f"{url}/generate", json=GENERATE, headers=BOB).status_code == 200
         wait_for(lambda: httpx.get(f"{url}/jobs/{job}", headers=ANN).status_code == 200)
 
