@@ -30,7 +30,8 @@ RUN groupadd --gid 10001 ropeway \
     && useradd --uid 10001 --gid ropeway --home-dir /cache --no-create-home --shell /usr/sbin/nologin ropeway \
     && install --directory --owner=ropeway --group=ropeway /cache
 
-# Triton compiles the launchers of its kernels; the font draws Chinese, Japanese and Korean names in pictures. Debian has one version of a package at a time, so none is pinned.
+# Triton compiles the launchers of its kernels. The font draws Chinese, Japanese and Korean names in pictures. Debian has
+# one version of a package at a time, so none is pinned.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev fonts-wqy-microhei \
