@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from patches.encoding.bands import Band
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.method import Method
-from patches.encoding.recipe import Band
 from patches.methods.frequencies.by_parts import Yarn
 from patches.methods.frequencies.linear import Linear
 from patches.methods.frequencies.longrope import LongRope

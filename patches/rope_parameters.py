@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from patches.encoding.bands import Band
 from patches.encoding.fields import MOST_FACTOR
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import CAUSAL, DistanceRange
 from patches.encoding.method import Method, WrappingMethod
 from patches.encoding.positions import Grouped
 from patches.encoding.ramps import mscale
-from patches.encoding.recipe import Band, ResolvedRecipe
+from patches.encoding.recipe import ResolvedRecipe
 from patches.encoding.rotary import base_inv_freq
 from patches.encoding.schedule import NamedSchedule, RopeType, chooses_pairs
 from patches.encoding.temperature import ConstantTemperature

@@ -52,6 +52,7 @@ MEASURES = {"patches/attention/mass.py"}
 """The mass of attention is measured on the specification, which serves no request."""
 
 METHODS_MAY_IMPORT = {
+    "bands",
     "biases",
     "fields",
     "geometry",

@@ -7,8 +7,8 @@ import torch
 from patches.attention.blocks import add_band, blocks
 from patches.attention.log_sum_exp import Attended, add, part, sdpa_with_lse
 from patches.attention.states import SegmentStates
+from patches.encoding.bands import Band
 from patches.encoding.masks import ChunkRange, DistanceRange
-from patches.encoding.recipe import Band
 
 
 def at_once(states: SegmentStates, band: Band, attended: Attended) -> bool:

@@ -8,8 +8,8 @@ import torch
 
 from patches.attention.log_sum_exp import Attended, add, part, sdpa_with_lse
 from patches.attention.states import SegmentStates
+from patches.encoding.bands import Band
 from patches.encoding.masks import ChunkRange
-from patches.encoding.recipe import Band
 
 QUERY_BLOCK = 256
 """Most queries per block: bounds a mask or a bias to [heads, 256, k] floats."""

@@ -18,8 +18,9 @@ from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import has_kernel, nothing
 from patches.attention.states import SegmentStates
 from patches.batch.segments import Batch
+from patches.encoding.bands import Band
 from patches.encoding.masks import ChunkRange, DistanceRange
-from patches.encoding.recipe import Band, ResolvedRecipe
+from patches.encoding.recipe import ResolvedRecipe
 
 LONG_CONTEXT = 4096
 """Earlier keys from which plain attention on a CPU goes by bands. Over fewer, a merge takes as long as the mask. CUDA

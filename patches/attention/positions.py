@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from patches.attention.layer import Layer
+from patches.encoding.bands import Band, PositionMap
 from patches.encoding.masks import And, Predicate
-from patches.encoding.recipe import Band, PositionMap, ResolvedRecipe
+from patches.encoding.recipe import ResolvedRecipe
 from patches.encoding.temperature import ConstantTemperature
 
 

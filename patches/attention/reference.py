@@ -7,7 +7,8 @@ from __future__ import annotations
 import torch
 
 from patches.attention.layer import Layer
-from patches.encoding.recipe import Band, PositionMap, ResolvedRecipe
+from patches.encoding.bands import Band, PositionMap
+from patches.encoding.recipe import ResolvedRecipe
 from patches.encoding.rotary import per_pair, rotary_table, rotate, upcast
 
 

@@ -12,7 +12,8 @@ from patches.attention.layer import Layer
 from patches.attention.log_sum_exp import has_kernel
 from patches.attention.positions import SegmentPositions
 from patches.batch.segments import Batch
-from patches.encoding.recipe import Band, PositionMap, ResolvedRecipe
+from patches.encoding.bands import Band, PositionMap
+from patches.encoding.recipe import ResolvedRecipe
 from patches.encoding.rotary import turn
 
 T = TypeVar("T")

@@ -14,8 +14,9 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from patches.encoding.bands import IDENTITY
 from patches.encoding.positions import MapRow
-from patches.encoding.recipe import IDENTITY, AbsoluteMap, ResolvedRecipe
+from patches.encoding.recipe import AbsoluteMap, ResolvedRecipe
 
 POSITION_BITS = 24
 MAX_POSITION = (1 << POSITION_BITS) - 1

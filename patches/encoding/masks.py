@@ -180,11 +180,6 @@ CAUSAL = DistanceRange()
 EVERY_PAIR = EveryPair()
 
 
-def begins_at(predicate: Predicate) -> int:
-    """A lower bound of the distances of its pairs, in tokens."""
-    return predicate.low if isinstance(predicate, DistanceRange | FirstKeys) else 0
-
-
 def merged(predicates: list[Predicate]) -> list[Predicate]:
     """``predicates``, with adjacent ranges merged, for layers in which bands do not differ otherwise."""
     result: list[Predicate] = []

@@ -20,11 +20,12 @@ from pydantic import (
     model_validator,
 )
 
+from patches.encoding.bands import Band
 from patches.encoding.echo import renamed, set_apart
 from patches.encoding.fields import MOST_FACTOR, Length
 from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.masks import CAUSAL, merged
-from patches.encoding.recipe import NOTHING_ADDED, ROTATES_NOTHING, Band, Recipe
+from patches.encoding.recipe import NOTHING_ADDED, ROTATES_NOTHING, Recipe
 from patches.encoding.schedule import UnscaledSchedule
 from patches.encoding.temperature import Temperature
 from patches.problems import KnownFields

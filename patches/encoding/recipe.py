@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import numpy as np
 
+from patches.encoding.bands import Band, PositionMap, refuse_without_effect
 from patches.encoding.geometry import RopeGeometry
-from patches.encoding.masks import CAUSAL, EVERY_PAIR, DistanceRange, FirstKeys, Predicate, begins_at, merged
+from patches.encoding.masks import CAUSAL, EVERY_PAIR, DistanceRange, FirstKeys, merged
 from patches.encoding.schedule import Schedule, chooses_pairs, with_learned
 
 if TYPE_CHECKING:
@@ -24,33 +25,10 @@ if TYPE_CHECKING:
 
 Part = TypeVar("Part")
 ROTATES_NOTHING = "this model was trained without rotary embeddings: only encodings that rotate nothing apply to it"
-WITHOUT_EFFECT = (
-    "has no effect on this model: it begins {begins} tokens away, and the layers attend to {reach}. A start below "
-    "{reach} has one"
-)
 ROTATION_CHOOSES = (
     "only encodings that rotate apply to this model: its layers choose keys by other rotated states. Without "
     "rotation many of these scores are equal, and later text decides between them"
 )
-
-
-class PositionMap(Protocol):
-    """Positions int64 [n] -> the positions used as rotation angles: [n], or [n, pairs] if they differ by pair."""
-
-    def __hash__(self) -> int: ...
-
-    def __call__(self, position: torch.Tensor) -> torch.Tensor: ...
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Every token keeps its own position."""
-
-    def __call__(self, position: torch.Tensor) -> torch.Tensor:
-        return position
-
-
-IDENTITY = Identity()
 
 
 class ScoreBias(Protocol):
@@ -109,19 +87,6 @@ class NothingAdded:
 
 
 NOTHING_ADDED = NothingAdded()
-
-
-@dataclass(frozen=True)
-class Band:
-    """Pairs of ``predicate``: the query is rotated by ``query_map`` and the key by ``key_map``."""
-
-    query_map: PositionMap = IDENTITY
-    key_map: PositionMap = IDENTITY
-    predicate: Predicate = CAUSAL
-
-    @property
-    def keeps_positions(self) -> bool:
-        return self.query_map == IDENTITY and self.key_map == IDENTITY
 
 
 @dataclass(frozen=True)
@@ -185,9 +150,7 @@ class Recipe:
         import torch
 
         self._refuse_other_families(geometry)
-        if self._is_without_effect(geometry):
-            begins = max(getattr(band.predicate, "high", None) or begins_at(band.predicate) for band in self.bands)
-            raise ValueError(WITHOUT_EFFECT.format(begins=begins, reach=self._reach(geometry)))
+        refuse_without_effect(self.bands, geometry)
         fixed = replace(
             self,
             score_bias=_at(self.score_bias, length),
@@ -214,20 +177,6 @@ class Recipe:
             offset=geometry.rotary_offset,
             reverses=geometry.reverses,
         )
-
-    def _is_without_effect(self, geometry: RopeGeometry) -> bool:
-        """True if maps and masks begin beyond the windows of the layers that they apply to."""
-        reach = self._reach(geometry)
-        if reach is None or not self.moves:
-            return False
-        near = [band for band in self.bands if begins_at(band.predicate) < reach]
-        ranges = [band.predicate for band in near if isinstance(band.predicate, DistanceRange)]
-        return all(band.keeps_positions for band in near) and any(each.is_causal_below(reach) for each in ranges)
-
-    def _reach(self, geometry: RopeGeometry) -> int | None:
-        """Most tokens that the layers which it applies to attend to: maps need rotation, masks apply everywhere."""
-        masks = merged([band.predicate for band in self.bands]) != [CAUSAL]
-        return geometry.widest if masks else geometry.window
 
     def _refuse_other_families(self, geometry: RopeGeometry) -> None:
         if self.schedule is not None and not geometry.rotates:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from patches.encoding.bands import PositionMap
 from patches.encoding.fields import Factor
 from patches.encoding.geometry import Family, RopeGeometry
 from patches.encoding.method import Method
 from patches.encoding.positions import Stretched
-from patches.encoding.recipe import AbsoluteMap, PositionMap, Recipe
+from patches.encoding.recipe import AbsoluteMap, Recipe
 
 if TYPE_CHECKING:
     import torch

@@ -144,10 +144,13 @@ def storage_of(shared: SharedLimits | None) -> Storage:
 
 
 class Concurrency:
-    """Running requests of each tenant in this process; ``most`` of one tenant, or any number."""
+    """Running requests of each tenant in this process; ``most`` of one tenant, or any number.
 
-    def __init__(self, most: int | None) -> None:
-        self.most = most
+    ``kind`` names them in refusals.
+    """
+
+    def __init__(self, most: int | None, kind: str = "requests running") -> None:
+        self.most, self._kind = most, kind
         self._running: Counter[str] = Counter()
 
     async def enter(self, tenant: str) -> str | None:
@@ -156,10 +159,17 @@ class Concurrency:
         Raises:
             LimitsOutOfReach: when a shared store does not answer.
         """
-        if self.most is not None and self._running[tenant] >= self.most:
+        if not self._has_room(tenant):
             return None
         self._running[tenant] += 1
         return tenant
+
+    def _has_room(self, tenant: str) -> bool:
+        return self.most is None or self._running[tenant] < self.most
+
+    def refusal(self, tenant: str) -> str:
+        """The reason why ``tenant`` found no place."""
+        return f"this API key has {self.most} {self._kind}, the most it may have"
 
     async def leave(self, tenant: str, place: str) -> None:
         """Give a place back."""
@@ -168,31 +178,22 @@ class Concurrency:
             del self._running[tenant]
 
 
-class Connections:
+class Connections(Concurrency):
     """Connections on which each tenant has a request, of ``capacity`` in this process.
 
     No tenant takes those of the others: thresholds are those of ``service.sharing.admission``.
     """
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._held: Counter[str] = Counter()
+        super().__init__(None)
+        self._capacity = capacity
 
-    def enter(self, tenant: str) -> bool:
-        """Hold one more, if the tenant has one left."""
-        if not in_share(self._held[tenant], 1, self._held.total(), self.capacity):
-            return False
-        self._held[tenant] += 1
-        return True
+    def _has_room(self, tenant: str) -> bool:
+        return in_share(self._running[tenant], 1, self._running.total(), self._capacity)
 
-    def held(self, tenant: str) -> int:
-        return self._held[tenant]
-
-    def leave(self, tenant: str) -> None:
-        """Give one back."""
-        self._held[tenant] -= 1
-        if not self._held[tenant]:
-            del self._held[tenant]
+    def refusal(self, tenant: str) -> str:
+        held = self._running[tenant]
+        return f"this API key has requests on {held} of {self._capacity} connections, the most it may have now"
 
 
 class SharedConcurrency(Concurrency):

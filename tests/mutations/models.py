@@ -23,7 +23,8 @@ PARITY = "tests/patches/model/library/test_transformers_parity.py"
 CHOSEN_KEYS = "tests/patches/model/architectures/test_chosen_keys.py"
 
 MODELS = [
-    Mutation("an encoding without effect is accepted", "patches", "if self._is_without_effect(geometry):", "if False:",
+    Mutation("an encoding without effect is accepted", "patches", "if all(band.keeps_positions for",
+             "if False and all(band.keeps_positions for",
              (f"{WITHOUT_EFFECT}::test_maps_and_masks_beyond_every_window_are_refused",)),
     Mutation("encodings lack learned factors", "patches", "if learned is None or _is_final(schedule) else",
              "if True else", (LEARNED_FACTORS,)),

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from patches import METHODS, RopeGeometry, patched
+from patches.encoding.bands import Band
 from patches.encoding.method import BasedMethod
-from patches.encoding.recipe import Band, Recipe
+from patches.encoding.recipe import Recipe
 from patches.methods.frequencies.default import Default
 from patches.registry import check_described
 from tests.conftest import ROOT

@@ -20,8 +20,9 @@ from patches.attention.decode.sums.rings import Turning
 from patches.attention.decode.tables import Table, bias_by_distance, moves, rotations, shared_rotation
 from patches.attention.layer import Layer
 from patches.attention.positions import SegmentPositions
+from patches.encoding.bands import Band, PositionMap
 from patches.encoding.masks import LayerMask
-from patches.encoding.recipe import Band, PositionMap, ResolvedRecipe, ScoreBias
+from patches.encoding.recipe import ResolvedRecipe, ScoreBias
 
 FEW = 512
 """Copying so many keys takes no longer than another call of the kernel and a merge."""

@@ -14,7 +14,8 @@ import torch
 from patches.encoding.rotary import per_pair, rotary_table, signed
 
 if TYPE_CHECKING:
-    from patches.encoding.recipe import PositionMap, ResolvedRecipe, ScoreBias
+    from patches.encoding.bands import PositionMap
+    from patches.encoding.recipe import ResolvedRecipe, ScoreBias
 
 Table = tuple[torch.Tensor, torch.Tensor]
 

@@ -7,6 +7,7 @@ import math
 import torch
 
 from patches.attention.paged.rows import BandRow, BiasKind, BiasRow, Row, TemperatureRow
+from patches.encoding.bands import Identity, PositionMap
 from patches.encoding.biases import BucketBias, LinearBias, LogBias, PowerBias
 from patches.encoding.masks import ChunkRange, DistanceRange, FirstKeys, Predicate
 from patches.encoding.positions import (
@@ -20,7 +21,7 @@ from patches.encoding.positions import (
     Shifted,
     Stretched,
 )
-from patches.encoding.recipe import AttentionTemperature, Identity, PositionMap, ResolvedRecipe, ScoreBias
+from patches.encoding.recipe import AttentionTemperature, ResolvedRecipe, ScoreBias
 from patches.encoding.temperature import ConstantTemperature, FloorLogTemperature, LogLengthTemperature
 
 KINDS = "patches/attention/paged/compilation.py has the kinds that fit"

@@ -12,12 +12,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from patches.encoding.bands import Band
 from patches.encoding.fields import LONGEST, Length
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import ChunkRange
 from patches.encoding.method import BasedMethod
 from patches.encoding.positions import Fixed, InChunk
-from patches.encoding.recipe import Band, Recipe
+from patches.encoding.recipe import Recipe
 
 
 class DualChunk(BasedMethod):

@@ -11,12 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from patches.encoding.bands import Band
 from patches.encoding.fields import MOST_FACTOR
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import DistanceRange
 from patches.encoding.method import BasedMethod
 from patches.encoding.positions import Fixed, Stretched
-from patches.encoding.recipe import Band, Recipe
+from patches.encoding.recipe import Recipe
 
 
 class _WindowMethod(BasedMethod):

@@ -12,11 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from patches.encoding.bands import Band
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import DistanceRange
 from patches.encoding.method import BasedMethod
 from patches.encoding.positions import Grouped, grouped_reach
-from patches.encoding.recipe import Band, Recipe
+from patches.encoding.recipe import Recipe
 
 
 class SelfExtend(BasedMethod):

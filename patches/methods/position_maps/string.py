@@ -10,12 +10,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from patches.encoding.bands import IDENTITY, Band
 from patches.encoding.fields import LONGEST
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import DistanceRange
 from patches.encoding.method import BasedMethod
 from patches.encoding.positions import Shifted
-from patches.encoding.recipe import IDENTITY, Band, Recipe
+from patches.encoding.recipe import Recipe
 
 
 class String(BasedMethod):

@@ -10,12 +10,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from patches.encoding.bands import Band
 from patches.encoding.fields import LONGEST
 from patches.encoding.geometry import RopeGeometry
 from patches.encoding.masks import DistanceRange, FirstKeys
 from patches.encoding.method import BasedMethod
 from patches.encoding.positions import Fixed
-from patches.encoding.recipe import Band, Recipe
+from patches.encoding.recipe import Recipe
 
 
 class LmInfinite(BasedMethod):

@@ -104,7 +104,8 @@ class AccessControl:
     ) -> None:
         self.app, self._keys, self._concurrency, self._open_docs = app, keys, concurrency, open_docs
         self._connections = connections
-        self._beside = Concurrency(None if concurrency.most is None else BESIDE * concurrency.most)
+        most = None if concurrency.most is None else BESIDE * concurrency.most
+        self._beside = Concurrency(most, "jobs followed or cancelled")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or self._is_open(scope["path"]):
@@ -117,42 +118,30 @@ class AccessControl:
                 return
             context.current().tenant = tenant
             structlog.contextvars.bind_contextvars(tenant=tenant)
-        if self._keys.asked_for and scope["method"] != "DELETE":  # cancelling makes room
-            await self._connected(context.current().tenant, scope, receive, send)
-        else:
-            await self._limited(scope, receive, send)
-
-    async def _connected(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._connections.enter(tenant):
-            held, capacity = self._connections.held(tenant), self._connections.capacity
-            message = f"this API key has requests on {held} of {capacity} connections, the most it may have now"
-            await answer(ApiError(429, message, code="too_many_requests"))(scope, receive, send)
-            return
-        try:
-            await self._limited(scope, receive, send)
-        finally:
-            self._connections.leave(tenant)
-
-    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
         beside = UNCOUNTED.fullmatch(f"{scope['method']} {scope['path']}")
-        await self._counted(self._beside if beside else self._concurrency, scope, receive, send)
+        limits = [self._beside if beside else self._concurrency]
+        if self._keys.asked_for and scope["method"] != "DELETE":  # cancelling makes room
+            limits.append(self._connections)
+        await self._counted(limits, scope, receive, send)
 
-    async def _counted(self, concurrency: Concurrency, scope: Scope, receive: Receive, send: Send) -> None:
-        tenant = context.current().tenant
+    async def _counted(self, limits: list[Concurrency], scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer while the request has a place in each of ``limits``."""
+        if not limits:
+            await self.app(scope, receive, send)
+            return
+        limit, tenant = limits.pop(), context.current().tenant
         try:
-            place = await concurrency.enter(tenant)
+            place = await limit.enter(tenant)
         except LimitsOutOfReach as error:
             await answer(error)(scope, receive, send)
             return
         if place is None:
-            kind = "requests running" if concurrency is self._concurrency else "jobs followed or cancelled"
-            message = f"this API key has {concurrency.most} {kind}, the most it may have"
-            await answer(ApiError(429, message, code="too_many_requests"))(scope, receive, send)
+            await answer(ApiError(429, limit.refusal(tenant), code="too_many_requests"))(scope, receive, send)
             return
         try:
-            await self.app(scope, receive, send)
+            await self._counted(limits, scope, receive, send)
         finally:
-            await concurrency.leave(tenant, place)
+            await limit.leave(tenant, place)
 
     def _is_open(self, path: str) -> bool:
         return bool(OPEN.fullmatch(path) or (self._open_docs and DOCUMENTATION.fullmatch(path)))

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import patches
 from patches import METHODS, Recipe, RopeGeometry, parse, resolve
+from patches.encoding.bands import IDENTITY, Band, Identity
 from patches.encoding.masks import CAUSAL, And, DistanceRange, Predicate
-from patches.encoding.recipe import IDENTITY, Band, Identity
 from tests import oracles
 from tests.methods import REQUESTS, ROWS, Fields, Row, request_id
 from tests.patches.distances import effective_distance, plain_distance

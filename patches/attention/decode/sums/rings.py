@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from patches.attention.decode.tables import Table, rotations
-from patches.encoding.recipe import Band, ResolvedRecipe
+from patches.encoding.bands import Band
+from patches.encoding.recipe import ResolvedRecipe
 
 LEAST_SIZE = 64
 """Places of the smallest ring. One that becomes too small is made anew, twice as large."""

@@ -24,9 +24,9 @@ from patches.attention.fused import attend
 from patches.attention.layer import Layer
 from patches.attention.states import SegmentStates
 from patches.batch.segments import Batch
+from patches.encoding.bands import PositionMap
 from patches.encoding.masks import CAUSAL, ChunkRange, DistanceRange, LayerMask
 from patches.encoding.positions import Grouped, GroupedPairs, InChunk, Shifted, Stretched
-from patches.encoding.recipe import PositionMap
 from patches.encoding.rotary import per_pair
 from tests.patches.forward import relative
 

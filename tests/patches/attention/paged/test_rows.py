@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from patches import METHODS, ResolvedRecipe, RopeGeometry, effective_distance, parse, resolve
 from patches.attention.paged.compilation import DoesNotFit, compiled, mask_row
 from patches.attention.paged.rows import Row, Variant
+from patches.encoding.bands import Band
 from patches.encoding.masks import And, ChunkRange, DistanceRange
-from patches.encoding.recipe import Band, Recipe
+from patches.encoding.recipe import Recipe
 from patches.encoding.rotary import per_pair
 from tests.methods import OTHER_ROWS, RELATIVE_ROWS, Fields, rows
 

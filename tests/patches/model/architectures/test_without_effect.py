@@ -36,7 +36,7 @@ def test_maps_and_masks_beyond_every_window_are_refused() -> None:
         assert (patch.geometry.window, patch.geometry.widest) == (WINDOW, WINDOW)
         for request in BEYOND:
             with pytest.raises(
-                ValueError, match=f"no effect on this model: it begins {WINDOW} tokens away.*attend to {WINDOW}"
+                ValueError, match=f"no effect on this model: they begin {WINDOW} tokens away.*attend to {WINDOW}"
             ):
                 patch.resolve(request, LENGTH)
 
@@ -68,7 +68,7 @@ def test_masks_count_the_widest_window() -> None:
         if begins is None:
             recipe.resolve(geometry, LENGTH)
         else:
-            with pytest.raises(ValueError, match=f"begins {begins} tokens away"):
+            with pytest.raises(ValueError, match=f"begin {begins} tokens away"):
                 recipe.resolve(geometry, LENGTH)
 
 

@@ -11,7 +11,8 @@ from patches.attention.decode.sums.rings import LEAST_SIZE, Ring, Rings, Turning
 from patches.attention.decode.tables import ROTATIONS, moved, rotation, rotations
 from patches.attention.layer import Layer
 from patches.attention.positions import SegmentPositions
-from patches.encoding.recipe import IDENTITY, ResolvedRecipe
+from patches.encoding.bands import IDENTITY
+from patches.encoding.recipe import ResolvedRecipe
 from tests.patches.attention.decode.test_single_query import GEOMETRY
 
 
