@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from tenacity import RetryCallState, Retrying
+from tenacity.wait import wait_none
 
-from service.client import AsyncRopeway, Ropeway, RopewayError
+from service.client import AsyncRopeway, Ropeway, RopewayError, retries
 from service.client.retries import LONGEST_WAIT_S
 from tests.service.serving import serving
 
@@ -53,6 +55,22 @@ def refused(status: int, **headers: str) -> httpx.Response:
     error = {"message": "injected", "type": "t", "param": None, "code": f"code_{status}"}
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     return httpx.Response(status, headers=names, json={"error": error})
+
+
+back_off = retries._backoff
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "_backoff", wait_none())
+
+
+@pytest.mark.parametrize(("attempt", "shortest"), [(1, 0.5), (2, 1.0), (3, 2.0), (9, 8.0)])
+def test_the_back_off_doubles_up_to_a_limit(attempt: int, shortest: float) -> None:
+    state = RetryCallState(Retrying(), None, (), {})
+    state.attempt_number = attempt
+    waits = [back_off(state) for _ in range(50)]
+    assert shortest <= min(waits) < max(waits) <= shortest + 0.5
 
 
 CALLS: dict[str, Callable[[Ropeway], Any]] = {
@@ -132,15 +150,18 @@ def test_probing_is_not_tried_again(server: str) -> None:
     assert transport.sent == 1
 
 
-@pytest.mark.parametrize("seconds", ["1.5", "date"])
-def test_the_server_says_how_long_to_wait(server: str, seconds: str) -> None:
-    # A date has whole seconds: three from now is more than two.
-    date = format_datetime(datetime.now(UTC) + timedelta(seconds=3), usegmt=True)
-    transport = Injected(refused(429, Retry_After=date if seconds == "date" else seconds))
-    began = time.monotonic()
+@pytest.mark.parametrize(("sent", "shortest", "longest"), [("1.5", 1.5, 1.5), ("date", 50, 60)])
+def test_the_server_says_how_long_to_wait(
+    server: str, monkeypatch: pytest.MonkeyPatch, sent: str, shortest: float, longest: float
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=waits.append))
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
+    transport = Injected(refused(429, Retry_After=date if sent == "date" else sent))
     with Ropeway(server, transport=transport) as client:
         client.models()
-    assert time.monotonic() - began >= 1.0
+    assert len(waits) == 1
+    assert shortest <= waits[0] <= longest
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("7", 7.0), ("-1", 0.0), ("", None), ("soon", None)])
