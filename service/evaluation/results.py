@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.evaluation.formatting import percent
-from service.evaluation.scores import Changes, Overview, Scores
+from service.evaluation.scores import Overview, Scores
 from service.evaluation.setup import Setup
 
 if TYPE_CHECKING:
@@ -168,10 +168,6 @@ class EvaluationResult(BaseModel, ABC):
 
     def overview(self) -> Overview | None:
         """The table of a result without scores; None for all others."""
-        return None
-
-    def changes(self) -> Changes | None:
-        """Its numbers beside those of partners; None but for comparisons."""
         return None
 
     def policy(self, created: datetime) -> Policy | None:

@@ -117,3 +117,7 @@ class Changes(NamedTuple):
     mark: str
     names: list[str]
     by_method: Sequence[Mapping[int, Beside]]
+
+    def lengths(self) -> list[int]:
+        """The lengths of any method, ascending."""
+        return sorted({length for by_length in self.by_method for length in by_length})

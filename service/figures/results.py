@@ -7,9 +7,10 @@ from itertools import chain
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.comparison.results import ComparisonResult
+from service.evaluation.comparison.within import within
 from service.evaluation.results import EvaluationResult
 from service.figures.drawing.charts import note
-from service.figures.evaluations.comparison import comparison_pictures
+from service.figures.evaluations.comparison import change_picture, comparison_pictures
 from service.figures.evaluations.parameter import parameter_pictures
 from service.figures.picture import Picture
 from service.figures.web.page import plot_page
@@ -56,7 +57,14 @@ def html_of(result: EvaluationResult, plotly: str | None = None, name: str | Non
 def _pictures(result: EvaluationResult) -> Iterable[Picture]:
     if isinstance(result, ComparisonResult):
         return comparison_pictures(result)
-    return chain(EVALUATIONS[result.evaluation].pictures(result), parameter_pictures(result))
+    return chain(EVALUATIONS[result.evaluation].pictures(result), _changes(result), parameter_pictures(result))
+
+
+def _changes(result: EvaluationResult) -> Iterator[Picture]:
+    """Each method beside the model's own encoding."""
+    comparison = within(result)
+    if comparison is not None and comparison.changed():
+        yield change_picture(comparison)
 
 
 def _drawn(result: EvaluationResult) -> Iterator[Picture]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from service.evaluation.comparison.within import changes_of
 from service.evaluation.results import EvaluationResult
 from service.evaluation.scores import Beside, Changes, Score, Scores
 from service.evaluation.statistics.separation import ratio_note
@@ -39,7 +40,7 @@ class AllNumbers(NamedTuple):
 def summaries(result: EvaluationResult) -> list[Table]:
     """The main numbers by method and length, then those beside partners; of a sweep, one table per part. Of many
     lengths some are shown."""
-    changes = result.changes()
+    changes = changes_of(result)
     beside = [] if changes is None else [_beside(changes)]
     return [*(_summary(part, result.scope()) for part in result.parts()), *beside]
 
@@ -86,7 +87,7 @@ def _summary(result: EvaluationResult, scope: str) -> Table:
 
 
 def _beside(changes: Changes) -> Table:
-    lengths = spread(sorted({length for by_length in changes.by_method for length in by_length}), MOST_COLUMNS)
+    lengths = spread(changes.lengths(), MOST_COLUMNS)
     rows = [
         (name, [_beside_cell(by_length.get(n)) for n in lengths])
         for name, by_length in zip(changes.names, changes.by_method, strict=True)

@@ -31,9 +31,9 @@ def table_of(result: EvaluationResult, width: int = 80) -> Table:
     return _by_length(result, result.scores(), width) if overview is None else _overview(overview)
 
 
-def changes_of(changes: Changes, result: EvaluationResult, width: int = 80) -> Table:
+def table_beside(changes: Changes, result: EvaluationResult, width: int = 80) -> Table:
     """Numbers beside those of partners, like those of ``table_of``. Sure ones have a star."""
-    lengths = sorted({length for by_length in changes.by_method for length in by_length})
+    lengths = changes.lengths()
     shown = _shown(lengths, result.trained_length)
     cells = [(row, n, by[n]) for row, by in enumerate(changes.by_method) for n in shown if n in by]
     intervals = {(row, n): f"[{', '.join(at.interval)}]" for row, n, at in cells if at.interval}

@@ -27,7 +27,7 @@ NAME_CHARS = 8
 
 Jobs = Annotated[
     str,
-    Path(description=f"Ids of 2 to {MOST} jobs of one evaluation, with commas between. Partners are in the first."),
+    Path(description=f"Ids of 1 to {MOST} jobs of one evaluation, with commas between. Partners are in the first."),
 ]
 Names = Annotated[
     str | None,
@@ -42,7 +42,7 @@ Baseline = Annotated[
     Query(
         max_length=1000,
         description="The method that all others are compared with: its name, label or short form. When absent, it is "
-        "the method with the same label in the first job.",
+        "the method with the same label in the first job; of a single job, it is `default`, or the first method.",
     ),
 ]
 
@@ -96,9 +96,9 @@ async def _file(
     ApiError: 400 for jobs that are not comparable, 404 for an unknown one, 409 for one without a result.
     """
     ids = jobs.split(",")
-    if not 2 <= len(ids) <= MOST or not all(ids):
+    if len(ids) > MOST or not all(ids):
         given = len(list(filter(None, ids)))
-        raise bad_request(f"jobs: must be 2 to {MOST} ids with single commas between, and {given} are given", "jobs")
+        raise bad_request(f"jobs: must be 1 to {MOST} ids with single commas between, and {given} are given", "jobs")
     called = [""] * len(ids) if names is None else [name.strip() for name in names.split(",")]
     if len(called) != len(ids) or not all(name.isprintable() for name in called):
         why = f"must be {len(ids)} printable names with commas between, one for each job; an empty one is its default"

@@ -120,8 +120,9 @@ def body_of(  # noqa: PLR0913 - one argument per option
 
 def show(result: EvaluationResult, *, as_json: bool = False, as_csv: bool = False) -> None:
     """Print a result as JSON, CSV or a table."""
+    from service.evaluation.comparison.within import changes_of
     from service.evaluation.tables import csv_of
-    from service.reports.terminal import changes_of, table_of
+    from service.reports.terminal import table_beside, table_of
 
     if result.partial is not None:
         stderr.print(f"partial: {result.partial.words()}", markup=False, soft_wrap=True, style="yellow")
@@ -132,9 +133,9 @@ def show(result: EvaluationResult, *, as_json: bool = False, as_csv: bool = Fals
     else:
         stdout.print(Text(printable(result.heading()), style="bold"))
         print_table(table_of(result, stdout.width))
-        if changes := result.changes():
+        if changes := changes_of(result):
             stdout.print(Text(printable(changes.title), style="bold"))
-            print_table(changes_of(changes, result, stdout.width))
+            print_table(table_beside(changes, result, stdout.width))
 
 
 def show_early(

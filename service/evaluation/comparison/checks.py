@@ -37,15 +37,16 @@ class Named(NamedTuple):
 
 def check(results: Sequence[Named]) -> None:
     """Raises:
-    NotComparable: for fewer than two results, for other evaluations, settings or texts, and without a shared length.
+    NotComparable: for one result of a single method, for other evaluations, settings or texts, and without a shared
+    length.
     """
-    if len(results) < 2:
-        raise NotComparable("a comparison needs two results at least")
     for name, result in results:
         if result.evaluation not in COMPARABLE:
             allowed = listed(COMPARABLE)
             raise NotComparable(f"{name} is of {result.evaluation}, and comparable are those of {allowed}")
     first = results[0]
+    if len(results) == 1 and len(first.result.methods) < 2:
+        raise NotComparable("a comparison needs two results at least, or one of several methods")
     for other in results[1:]:
         if other.result.evaluation != first.result.evaluation:
             raise NotComparable(

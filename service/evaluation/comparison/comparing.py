@@ -1,4 +1,4 @@
-"""Several results as one comparison.
+"""Several results as one comparison, or the methods of one.
 
 A perplexity is compared over the same tokens, by the ratio, whose interval is over documents or quarters of one. Text
 that is hard for both counts for nothing. A share is compared by the difference (Newcombe 1998, Statistics in Medicine
@@ -54,7 +54,7 @@ def compared(
 
     ``names`` and ``places`` have one for each. A result with an empty name has that of its model if all models differ,
     else its place. The partner of a method is that with its label in the first result. ``baseline``, a name, label or
-    encoding, is the partner of all others.
+    encoding, is the partner of all others. Of a single result, it is by default the model's own encoding, or the first.
 
     Raises:
         NotComparable: from ``check``; for two results of one name, and for a ``baseline`` that is no method.
@@ -70,8 +70,11 @@ def compared(
         for one in named
         for method, scores in zip(one.result.methods, one.result.scores().by_method, strict=True)
     ]
-    shown = _names(entries)
-    partners = _partners(entries, shown, baseline)
+    shown = _names(named, entries)
+    if baseline is None and len(named) == 1:
+        partners = _beside(entries, _own(named[0].result))
+    else:
+        partners = _partners(entries, shown, baseline)
     first = results[0]
     scores = first.scores()
     return ComparisonResult(
@@ -124,17 +127,34 @@ def _partial(named: Sequence[Named]) -> Partial | None:
     return Partial(
         units_done=sum(partial.units_done for _, partial in found),
         units_total=sum(partial.units_total for _, partial in found),
-        missing={_name(label, one): units for one, partial in found for label, units in partial.missing.items()},
+        missing={
+            label if len(named) == 1 else _name(label, one): units
+            for one, partial in found
+            for label, units in partial.missing.items()
+        },
         lacks=list(dict.fromkeys(part for _, partial in found for part in partial.lacks)),
     )
 
 
-def _names(entries: Sequence[Entry]) -> list[str]:
+def _names(named: Sequence[Named], entries: Sequence[Entry]) -> list[str]:
     """The name of each method, which no other one has."""
+    if len(named) == 1:
+        return named[0].result.names()
     names = [_name(entry.method.label, entry.source) for entry in entries]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise NotComparable(f"a result has the method {twice[0]} twice")
     return names
+
+
+def _own(result: EvaluationResult) -> int:
+    """The index of the model's own encoding, else of the first method."""
+    labels = [method.label if method.model == result.model else "" for method in result.methods]
+    return labels.index("default") if "default" in labels else 0
+
+
+def _beside(entries: Sequence[Entry], baseline: int) -> list[int | None]:
+    """``baseline`` as the partner of all others."""
+    return [None if at == baseline else baseline for at in range(len(entries))]
 
 
 def _partners(entries: Sequence[Entry], names: Sequence[str], baseline: str | None) -> list[int | None]:
@@ -146,8 +166,7 @@ def _partners(entries: Sequence[Entry], names: Sequence[str], baseline: str | No
     labels = [entry.method.label for entry in entries]
     for wanted, known in ((baseline, names), (baseline, labels), (_label(baseline), labels)):
         if wanted in known:
-            found = known.index(wanted)
-            return [None if at == found else found for at in range(len(entries))]
+            return _beside(entries, known.index(wanted))
     raise NotComparable(f"{baseline!r} is none of {listed(names)}", "baseline")
 
 

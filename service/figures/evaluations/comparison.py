@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from service.evaluation.comparison.results import (
-    ComparedLength,
     ComparedMethod,
     ComparisonResult,
     ratio_text,
 )
 from service.evaluation.formatting import listed, percent, short_number
 from service.evaluation.results import documents_text
-from service.figures.drawing.axes import Ends, beyond, linear_axis, share_axis, token_axis, value_axis
+from service.evaluation.scores import Interval
+from service.figures.drawing.axes import beyond, linear_axis, share_axis, token_axis, value_axis
 from service.figures.drawing.charts import mark_trained, new_figure, note
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves
 from service.figures.drawing.style import FAINT
@@ -22,6 +22,9 @@ from service.figures.picture import Picture
 
 LEAST, LEAST_POINTS = 0.01, 10
 """Least room of the axis: smaller differences look as small as they are."""
+RATIO = "ratio of perplexities"
+MOST_LINEAR = 4
+"""Ratio of the ends of a linear axis of ratios, at most."""
 
 
 def comparison_pictures(result: ComparisonResult) -> Iterator[Picture]:
@@ -36,16 +39,14 @@ def numbers_picture(result: ComparisonResult) -> Picture:
     title = f"{result.scores().title} by context length: {result.of()}"
     text = short_number if result.lower_is_better else percent
     curves = [
-        _curve(method, method.lengths, [at.value for at in method.lengths], [_own(at) for at in method.lengths], text)
+        Curve.through(method.name, [(at.length, at.value, at.interval, "") for at in method.lengths], text)
         for method in result.methods
     ]
-    known = [curve.known for curve in curves]
     if result.lower_is_better:
-        y = value_axis(result.measure, known, [[_own(at) for at in method.lengths] for method in result.methods])
+        y = value_axis(result.measure, [curve.known for curve in curves], [curve.ends for curve in curves])
     else:
         y = share_axis(result.measure)
-    leaves = beyond(known, y) if result.lower_is_better else ""
-    figure, x = _figure(title, f"{_subtitle(result)}{leaves}", result)
+    figure, x = _figure(title, f"{_subtitle(result)}{_leaving(curves, y)}", result)
     figure.update_layout(xaxis=x, yaxis=y, showlegend=True)
     add_curves(figure, curves, end=text, looks=looks(result.names()))
     better = "Lower" if result.lower_is_better else "Higher"
@@ -59,9 +60,9 @@ def change_picture(result: ComparisonResult) -> Picture:
     title = f"{result.scores().title} against {result.against()}"
     text, times = (ratio_text, 1) if result.lower_is_better else ("{:+.3g}".format, 100)
     curves = [_change_curve(method, text, times) for method in result.changed()]
-    figure, x = _figure(title, _subtitle(result), result)
     level = 1.0 if result.lower_is_better else 0.0
     y = _change_axis(result, curves, level)
+    figure, x = _figure(title, f"{_subtitle(result)}{_leaving(curves, y)}", result)
     figure.update_layout(xaxis=x, yaxis=y, showlegend=True)
     figure.add_hline(y=level, line={"color": FAINT, "width": 1.2})
     add_curves(figure, curves, end=text, looks=looks(result.names()))
@@ -86,47 +87,34 @@ def _figure(title: str, subtitle: str, result: ComparisonResult) -> tuple[Any, d
     return figure, x
 
 
+def _leaving(curves: Sequence[Curve], y: dict[str, Any]) -> str:
+    """The note on lines that leave the axis ``y``, as a logarithmic one may."""
+    return beyond([curve.known for curve in curves], y) if y.get("type") == "log" else ""
+
+
 def _subtitle(result: ComparisonResult) -> str:
     return documents_text(result.documents) if result.documents else f"samples of {result.compared}"
 
 
-def _curve(
-    method: ComparedMethod,
-    lengths: Sequence[ComparedLength],
-    values: Sequence[float],
-    ends: Sequence[Ends],
-    text: Callable[[float], str],
-) -> Curve:
-    return Curve(
-        name=method.name,
-        x=[at.length for at in lengths],
-        y=values,
-        low=[low for low, _ in ends],
-        high=[high for _, high in ends],
-        hover=[f"95 % interval {text(low)} to {text(high)}" if low < high else "" for low, high in ends],
-    )
-
-
 def _change_curve(method: ComparedMethod, text: Callable[[float], str], times: int) -> Curve:
     """``times`` each change: shares are in points."""
-    found = [(at, at.change) for at in method.lengths if at.change is not None]
-    ends = [
-        (times * change.interval.low, times * change.interval.high)
-        if change.interval
-        else (times * change.value, times * change.value)
-        for _, change in found
-    ]
-    return _curve(method, [at for at, _ in found], [times * change.value for _, change in found], ends, text)
+    changes = [(at.length, at.change) for at in method.lengths if at.change is not None]
+    points = [(length, times * change.value, _scaled(change.interval, times), "") for length, change in changes]
+    return Curve.through(method.name, points, text)
 
 
-def _own(at: ComparedLength) -> Ends:
-    return (at.interval.low, at.interval.high) if at.interval else (at.value, at.value)
+def _scaled(interval: Interval | None, times: int) -> Interval | None:
+    return interval and interval.model_copy(update={"low": times * interval.low, "high": times * interval.high})
 
 
 def _change_axis(result: ComparisonResult, curves: Sequence[Curve], level: float) -> dict[str, Any]:
-    """Linear, with the level and every line inside. Intervals of ratios widen it by half its room on each side at most,
-    those of shares are inside too."""
+    """With the level inside, logarithmic for ratios far apart. A linear one has every line inside. Intervals of ratios
+    widen it by half its room on each side at most, those of shares are inside too."""
     values = [value for curve in curves for value in (*curve.known, level)]
+    if result.lower_is_better and max(values) > MOST_LINEAR * min(values):
+        return value_axis(
+            RATIO, [[*curve.known, level] for curve in curves], [[*curve.ends, (level, level)] for curve in curves]
+        )
     least = LEAST if result.lower_is_better else LEAST_POINTS
     low, high = min(*values, level - least / 2), max(*values, level + least / 2)
     room = high - low if result.lower_is_better else 400
@@ -134,5 +122,5 @@ def _change_axis(result: ComparisonResult, curves: Sequence[Curve], level: float
     high = min(high + room / 2, max([high, *(end for curve in curves for end in curve.high or ())]))
     margin = 0.08 * (high - low)
     if result.lower_is_better:
-        return linear_axis("ratio of perplexities", low - margin, high + margin)
+        return linear_axis(RATIO, low - margin, high + margin)
     return linear_axis("difference of shares, points", low - margin, high + margin)
