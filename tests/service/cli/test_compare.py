@@ -53,6 +53,12 @@ def test_ratios_are_printed_by_length(files: Path, monkeypatch: pytest.MonkeyPat
     assert '*<span class="interval">' in page
 
 
+def test_methods_of_one_file_are_compared(files: Path) -> None:
+    output = succeeded("compare", "before.json", "--baseline", "alibi")
+    assert "Perplexity against alibi by context length: ratio" in output
+    assert "yarn(factor=8) has" in " ".join(output.split())
+
+
 def test_cautions_are_printed_once(files: Path) -> None:
     words = " ".join(succeeded("compare", "after.json", "before.json").split())
     assert words.count("The first result has no partner of alibi (before)") == 1
@@ -72,7 +78,7 @@ def test_the_result_is_printed_as_json_and_csv(files: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["before.json"], "a comparison needs two results at least"),
+        (["one.json"], "a comparison needs two results at least, or one of several methods"),
         (
             ["before.json", "before.json"],
             "two results have the name 'before.json': give each its own, as in NAME=RESULT",
@@ -86,6 +92,7 @@ def test_the_result_is_printed_as_json_and_csv(files: Path) -> None:
 )
 def test_wrong_results_are_refused_by_name(files: Path, arguments: list[str], message: str) -> None:
     (files / "text.txt").write_text("a text")
+    (files / "one.json").write_text(perplexity(["default"]).model_dump_json())
     (files / "passkey.json").write_text(passkey().model_dump_json())
     result = ropeway("compare", *arguments)
     assert result.exit_code == (2 if "--picture" in arguments else 1)

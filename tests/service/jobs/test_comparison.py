@@ -60,6 +60,15 @@ def test_a_comparison_has_the_files_of_a_job(client: httpx.Client, jobs: list[st
     assert figures["words"][1].partition(":")[0] in page.text
 
 
+def test_methods_of_one_job_are_beside_its_own_encoding(client: httpx.Client, jobs: list[str]) -> None:
+    path = f"/comparisons/{jobs[0]}/results.json"
+    for query, partners in (({}, [None, "default"]), ({"baseline": "yarn:4"}, ["yarn(factor=4)", None])):
+        result = client.get(path, params=query).json()
+        assert [method["partner"] for method in result["methods"]] == partners
+    figures = client.get(f"/jobs/{jobs[0]}/figures.json").json()["figures"]
+    assert "change" in [figure["name"] for figure in figures]
+
+
 def test_an_empty_name_is_the_default(client: httpx.Client, jobs: list[str]) -> None:
     for names in (None, ",", "before,", " , after"):
         query = {} if names is None else {"names": names}
@@ -76,8 +85,9 @@ def test_what_is_not_comparable_is_refused_by_name(client: httpx.Client, jobs: l
     assert "protocol is curve in" in refusal(client, [jobs[0], other])[2]
     assert refusal(client, jobs, baseline="alibi")[:2] == (400, "baseline")
     assert refusal(client, jobs, names="a")[:2] == (400, "names")
-    assert refusal(client, jobs[:1])[:2] == (400, "jobs")
-    assert refusal(client, jobs * 5)[2] == "jobs: must be 2 to 8 ids with single commas between, and 10 are given"
+    single = ended(client, submitted(client, methods=["default"])["id"])["id"]
+    assert refusal(client, [single])[:2] == (400, "jobs")
+    assert refusal(client, jobs * 5)[2] == "jobs: must be 1 to 8 ids with single commas between, and 10 are given"
     assert refusal(client, [jobs[0], "0" * 32])[0] == 404
     answer = client.get(f"/comparisons/{','.join(jobs)}/plot.svg", params={"picture": "none"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "picture")
