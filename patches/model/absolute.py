@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -36,21 +36,33 @@ class AbsoluteEmbedding(Protocol):
         """Real-valued positions float64 [...] -> [..., width], float32 or float64."""
         ...
 
+    def bounded(self) -> AbsoluteEmbedding:
+        """The same, with an embedding at any position."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class LearnedTable:
-    """A table with position 0 in row ``offset``. Positions past its last row read that row."""
+    """A table with position 0 in row ``offset``.
+
+    Positions past its last row are an error. On a card it ends the process's context, and no ``ValueError`` comes.
+    Such positions read the last row where the table ``is_bounded``.
+    """
 
     module: nn.Embedding
     offset: int = 0
+    is_bounded: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
         return self.module.weight.dtype
 
     def native(self, position: torch.Tensor) -> torch.Tensor:
+        row = position + self.offset
+        if self.is_bounded:
+            row = row.clamp_max(self.module.num_embeddings - 1)
         try:
-            return nn.Embedding.forward(self.module, position + self.offset)
+            return nn.Embedding.forward(self.module, row)
         except IndexError:
             rows = self.module.num_embeddings - self.offset
             raise ValueError(
@@ -62,6 +74,9 @@ class LearnedTable:
         low = position.floor().long()
         rows = upcast(self.native(low)), upcast(self.native((low + 1).clamp_max(last)))
         return torch.lerp(*rows, (position - low).to(rows[0].dtype)[..., None])
+
+    def bounded(self) -> LearnedTable:
+        return replace(self, is_bounded=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +105,9 @@ class Sinusoid:
     def at(self, position: torch.Tensor) -> torch.Tensor:
         return self._waves(position + self.offset, torch.float64)
 
+    def bounded(self) -> Sinusoid:
+        return self
+
     def _waves(self, position: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         pairs = self.table.shape[1] // 2
         i = torch.arange(pairs, device=position.device).to(dtype)
@@ -106,8 +124,11 @@ def embeddings(
     """Position embeddings [rows, tokens, width] of encoded ``position_ids`` [rows, tokens].
 
     Each of the ``used`` slots that moves positions has its own operations. A CUDA graph can have them: the host reads
-    no tensor. None are the slots of these tokens, which it reads if some slot of the table moves positions.
+    no tensor. None are the slots of these tokens, which it reads if some slot of the table moves positions. With
+    ``used``, positions past a table read its last row: those of a request that was cancelled meanwhile have any slot.
     """
+    if used is not None:
+        embedding = embedding.bounded()
     position, slot = decode(position_ids)
     if used is None and slots.adds(None):
         used = slot.unique().tolist()

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ from service.engine.request import EngineRequest
 from service.engine.thread.cpu import Wake, generation_thread
 from service.engine.thread.fairness import PREFILL_BESIDE_OTHERS, interleave
 from service.engine.thread.interleave import Interleaved
-from service.engine.thread.out_of_memory import OutOfMemory, give_back, is_out_of_memory, whole_card
+from service.engine.thread.out_of_memory import OutOfMemory, forget_frames, give_back, is_out_of_memory, whole_card
 from service.engine.window import max_cached_len
 from service.sharing.turns import Turns
 
@@ -176,13 +177,19 @@ class EncodingManager(ContinuousBatchingManager):
     def abandon(self, error: Exception) -> None:
         """Give up on a thread that is dead or stalls, and fail the interleaved work.
 
-        If the thread ever continues, it ends without another step.
+        If the thread ever continues, it ends without another step. A dead one leaves its cache: the next one needs
+        the memory.
         """
         self._abandoned = True
         self.background_thread_status.request_stop(
             BackgroundThreadStatus.HARD_STOP, self.distributed_helper.global_rank
         )
         self.interleaved.close(error)
+        if not self.is_running():
+            self.batch_processor = self._runner = self._stepping = None
+            forget_frames(self.fatal_error())
+            with suppress(RuntimeError):  # a card may fail for good
+                give_back()
 
     @override
     def _generation_loop_body(self, batch_processor: ContinuousBatchProcessor, bootstrapping: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from service.engine.adapter import EncodingManager
 from service.engine.limits import EngineLimits
 from tests.service.engine.generating import finished
 from tests.service.engine.test_engine import running
@@ -103,12 +105,23 @@ def test_a_thread_that_dies_is_replaced_with_a_clean_cache(
     def dies() -> None:
         raise end("killed")
 
+    assert isinstance(lost, EncodingManager)
+    assert lost.batch_processor is not None
+    cache, kept, ordinary = weakref.ref(lost.batch_processor.cache), list[bool](), EncodingManager.start
+
+    def starting(self: EncodingManager) -> None:
+        kept.append(cache() is not None)
+        ordinary(self)
+
+    monkeypatch.setattr(EncodingManager, "start", starting)
     monkeypatch.setattr(lost, "_generation_step", dies)
     assert generate(url, prompt=prompt).json()["error"]["code"] == "engine_failed"
     wait_for(lambda: httpx.get(f"{url}/health/ready").status_code == 200 and engine.thread.manager is not lost)
     assert engine.thread.restarts == restarts + 1
     assert engine.load()["cache_tokens_used"] == 0
     assert token_ids(url, prompt=prompt) == before
+    if end is not SystemExit:  # pytest keeps the traceback of that one
+        assert kept == [False], "a card has no room for two caches"
 
 
 async def test_scoring_in_a_stalled_step_fails_too(checkpoints: Path) -> None:

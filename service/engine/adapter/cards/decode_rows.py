@@ -39,7 +39,7 @@ class DecodeRows:
             changed = list(range(len(states)))
             for state in states:  # as in steps without a graph; later pages go back when one begins
                 self._cache.evict(state)
-            # A request that was cancelled meanwhile has any slot: its result is dropped.
+            # A request that was cancelled meanwhile has any slot: its result is dropped, whatever its positions read.
             slots = [0 if request is None else request.slot for request in known]
             self.numbers = np.zeros((len(slots), 2 + 2 * self._cache.groups), np.int64)
             self.numbers[:, 0] = slots

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Literal, Protocol
+from weakref import WeakSet
 
 import structlog
 import torch
@@ -54,6 +55,7 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._sharing: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
         self._lost: list[torch.cuda.CUDAGraph] = []
 
     def __call__(self, run: Callable[[], None]) -> Graph:
@@ -66,18 +68,25 @@ class CudaCapture:
         except Exception:
             self._leave(graph, stream.device)
             raise
+        self._sharing.add(graph)
         return graph
 
     def _leave(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
-        """Take the allocator out of a capture that failed.
+        """Take the allocator out of a capture that failed, and give back the memory that it took.
 
-        Before pytorch issue 180395, torch leaves it in one for ever, with a reference to the graph. Other captures
-        would fail, and memory would no longer be given back. Goes with the torch version that has the correction.
+        Before pytorch issue 180395, torch may leave the allocator in the capture for ever, with a reference to the
+        graph. Other captures would fail, and memory would no longer be given back. Such a graph is kept. Without
+        memory, a capture ends in order: its memory is free behind ``reset``, and other graphs go on sharing the pool.
         """
-        self._lost.append(graph)
-        with suppress(RuntimeError):  # this torch has left it already
+        try:
             torch._C._cuda_endAllocateToPool(device.index, self._pool)
-        self._pool = torch.cuda.graph_pool_handle()
+        except RuntimeError:  # torch has left it already
+            graph.reset()
+            if self._sharing:
+                return
+        else:
+            self._lost.append(graph)
+        self._pool = torch.cuda.graph_pool_handle()  # no graph may begin in a pool that none holds
 
 
 class DecodeGraphs:

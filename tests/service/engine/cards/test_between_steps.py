@@ -14,6 +14,8 @@ from transformers.generation.continuous_batching.requests import RequestState
 from patches import DecodeStep, DecodeSteps, PagedSequence, parse, patched
 from service.engine.adapter.cards.decode_rows import DecodeRows
 from service.engine.adapter.cards.processor import StepProcessor
+from service.engine.adapter.inputs import SlottedInputs
+from service.engine.choice import EngineChoice
 from service.engine.engine import Engine
 from service.engine.request import EngineRequest, SamplingParams
 from service.engine.thread.out_of_memory import OutOfMemory
@@ -77,6 +79,33 @@ def test_expected_numbers_are_those_of_the_step() -> None:
         assert torch.equal(found.tables[0].block_table, wanted.tables[0].block_table)
         assert found.longest == wanted.longest
         found.expect()
+
+
+@pytest.mark.parametrize("use", [TRITON, CAPTURED])
+def test_positions_of_a_request_that_left_may_lie_past_a_table(
+    use: EngineChoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any slot is its own. A card would lose its context, and a server's thread would end."""
+    left, ordinary = list[str](), SlottedInputs.prepare_batch_tensors
+
+    def leaving(self: SlottedInputs, requests_in_batch: list[Any], **given: Any) -> None:
+        last = requests_in_batch[-1].state
+        leaves = len(requests_in_batch) == 2 and last.position_offset >= 70
+        gone = self.requests.pop(last.request_id) if leaves else None
+        ordinary(self, requests_in_batch, **given)
+        if gone is not None:
+            self.requests[last.request_id] = gone
+            left.append(last.request_id)
+
+    methods = [parse({"method": "default"}), parse({"method": "learned_interpolation", "factor": 2})]
+    with patched(tiny_model("gpt2")[1]) as patch:
+        assert patch.model.config.max_position_embeddings < 70
+        expected = run(patch, use, methods, [[5, 9, 7], [8] * 70], [12, 8])
+        monkeypatch.setattr(SlottedInputs, "prepare_batch_tensors", leaving)
+        found = run(patch, use, methods, [[5, 9, 7], [8] * 70], [12, 8])
+    assert left
+    assert found.tokens[0] == expected.tokens[0]
+    assert torch.allclose(found.logprobs[0], expected.logprobs[0], atol=1e-4)
 
 
 def test_a_request_that_leaves_before_its_step_changes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
