@@ -36,7 +36,7 @@ PARTS: tuple[tuple[Callable[[Scale], Iterator[Row]], float], ...] = (
     (forwards.patched_forward, 40),
     (decoding.outside_model, 20),
     (decoding.memory_128k, 60),
-    (decoding.windows, 45),
+    (decoding.windows, 90),
 )
 """Each part, and the seconds it may need: what no longer fits is skipped. The goals come first."""
 

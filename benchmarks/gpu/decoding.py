@@ -88,7 +88,7 @@ def windows(scale: Scale) -> Iterator[Row]:
         runs = {
             what: partial(answers, loop, engine, prompts, methods_of([fields], batch)) for what, fields in LONG.items()
         }
-        seconds, failures = time_steps(runs, scale, 30, FEW)
+        seconds, failures = time_steps(runs, scale, 90, FEW)  # heads of 256 compile here
         length, kinds_of_layers = scale.prompt + FEW, model.config.layer_types
         per_layer = cache_bytes_per_token(patch) / len(kinds_of_layers)
         reserved = engine.max_cached_len(patch.resolve("default", length), length) / length

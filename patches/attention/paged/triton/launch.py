@@ -55,8 +55,11 @@ SHARED_BYTES = 200 << 10
 
 
 def blocks_for(dtype: torch.dtype, head_dim: int, device: torch.device) -> Blocks:
-    """Sizes that were fastest on an H200 for heads of 128. Others spill little, by compilation for sm_80 and sm_90."""
+    """Sizes that were fastest on an H200 for heads of 128. Others spill little, by compilation for sm_80 and sm_90, and
+    have room in a block's shared memory."""
     if dtype == torch.float32:
+        return Blocks(rows=32, keys=32) if head_dim <= 256 else Blocks(rows=16, keys=16)
+    if head_dim > 256:
         return Blocks(rows=32, keys=32)
     if head_dim > 128:
         return Blocks(rows=64, keys=32)

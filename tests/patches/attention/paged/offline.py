@@ -1,6 +1,7 @@
 """Compiles the kernel for a GPU that need not be there, as a program: ``TRITON_INTERPRET`` has to be unset at import.
 
-Prints a line of JSON for each variant of the attention: registers per thread, and bytes of local memory (spills).
+Prints a line of JSON for each variant of the attention: registers and bytes of local memory (spills) per thread, and
+bytes of shared memory per block.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ CODES: tuple[tuple[bool, Code], ...] = (
     *((False, "plain"), (False, "linear"), (False, "everything")),
     *((True, "plain"), (True, "turned"), (True, "linear"), (True, "everything")),
 )
+WIDEST: tuple[tuple[bool, Code], ...] = ((False, "plain"), (False, "everything"))
+"""The most of shared memory."""
 VARIANTS = {
     "plain": Variant.PLAIN,
     "turned": Variant.TURNED | Variant.KEYS,
@@ -98,12 +101,13 @@ def usage(function: Any, given: dict[str, Any], dtype: str, capability: int) -> 
         shown = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", shown)
     assert found is not None, shown
-    return {"registers": int(found[1]), "local_bytes": max(int(found[2]), int(found[3]))}
+    local_bytes = max(int(found[2]), int(found[3]))
+    return {"registers": int(found[1]), "local_bytes": local_bytes, "shared_bytes": compiled.metadata.shared}
 
 
 def main(capability: int, dtype: str) -> None:
-    for head_dim in (64, 128, 256):
-        for split, code in CODES:
+    for head_dim in (64, 128, 256, 512):
+        for split, code in CODES if head_dim <= 256 else WIDEST:
             pairs = head_dim // 4 if code == "everything" else head_dim // 2
             given = constants(split=split, code=code, head_dim=head_dim, pairs=pairs, dtype=dtype)
             taken = usage(kernel.attention, given, dtype, capability)
