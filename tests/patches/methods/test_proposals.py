@@ -82,6 +82,7 @@ def test_factors_are_around_the_needed_one() -> None:
     labels = {label_of(method) for method in candidates(ROTARY, 1024)}
     assert {"yarn(factor=4)", "yarn(factor=8)", "ntk(factor=4)", "ntk(factor=8)", "linear(factor=4)"} <= labels
     assert {"self_extend(group_size=5)", "self_extend(group_size=9)"} <= labels
+    assert {"leaky_rerope(scaling_factor=6)", "leaky_rerope(scaling_factor=12)"} <= labels
     assert {"rerope", "rerope(window=128)", "dual_chunk", "streaming", "lm_infinite"} <= labels
     assert len(labels) <= 27, "three rounds of halving"
 
