@@ -273,6 +273,12 @@ def test_a_request_may_choose_the_pairs() -> None:
     assert all(whole.inv_freq)
     listed = resolve(parse({"method": "custom", "inv_freq": [0.5] * 32}), STILL, 100)
     assert listed.inv_freq == (0.5,) * 32
+    tempered = {"kind": "constant", "multiplier": 1.44, "rotated_only": True}
+    for wrapped in (
+        {"method": "custom", "inv_freq": [0.5] * 32, "attention_temperature": tempered},
+        {"method": "clipped_rope", "base": {"method": "custom", "inv_freq": [0.5] * 32}, "n": 4, "hard": True},
+    ):
+        assert resolve(parse(wrapped), STILL, 100).inv_freq[:28] == (0.5,) * 28, "also inside another schedule"
     for share in (0.25, 1.0):
         resolve(parse({"method": "linear", "factor": 2.0, "partial_rotary_factor": share}), STILL, 100)
     with pytest.raises(ValueError, match=r"rotates 16 of 64 dimensions, so it must be 0\.25"):

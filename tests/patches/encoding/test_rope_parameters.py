@@ -42,6 +42,7 @@ ROPE_PARAMETERS: dict[str, dict[str, Any]] = {
         "mscale_all_dim": 1.0,
     },
     "yarn of one number of turns, not truncated": {**YARN, "beta_fast": 1.0, "beta_slow": 1.0, "truncate": False},
+    "yarn whose range ends past the last dimension": {**YARN, "rope_theta": 50.0, "beta_slow": 1e-3},
     "yarn with an attention factor": {**YARN, "attention_factor": 1.25},
     "yarn of Qwen3-VL": {**YARN, "rope_theta": 5e6, "mrope_section": [3, 3, 2], "mrope_interleaved": True},
     "yarn of Ministral 3": {**YARN, "llama_4_scaling_beta": 0.1, "max_position_embeddings": LONGEST},

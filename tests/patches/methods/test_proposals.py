@@ -100,6 +100,13 @@ def test_the_first_proposal_of_a_method_reaches_the_length(length: int) -> None:
                 assert fewer < length, label_of(method)
 
 
+def test_a_table_or_sinusoids_are_stretched_as_far_as_needed() -> None:
+    sinusoidal = replace(LEARNED, family="sinusoidal", native=parse("sinusoidal"), table_rows=None)
+    for geometry, name in ((LEARNED, "learned_interpolation"), (sinusoidal, "sinusoidal_interpolation")):
+        stretched = next(method for method in candidates(geometry, 1024) if method.method == name)
+        assert (label_of(stretched), stretched.reached(geometry)) == (f"{name}(factor=4)", 1024)
+
+
 def test_the_slopes_of_the_checkpoint_are_divided() -> None:
     divided = [method for method in candidates(ALIBI, 1024) if method.method == "alibi"]
     assert [(m.alibi_bias_max, m.slope_factor) for m in divided] == [(4.0, 4.0), (4.0, 2.0)]  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from patches.attention.layer import Layer
 from patches.attention.paged.compilation import compiled
 from patches.attention.paged.decode import BlockTable, DecodeSteps
 from patches.attention.paged.rows import BandRow, Row, Variant
-from patches.attention.paged.step import PagedSequence, about, items_of, parts_of
+from patches.attention.paged.step import PagedSequence, about, items_of, parts_of, step_of
 from patches.attention.paged.tables import MOST_BANDS, Pairs, RowTables
 from patches.attention.paged.triton import launch
 from tests.methods import Fields
@@ -228,6 +228,17 @@ def test_pages_survive_an_upload_without_memory(monkeypatch: pytest.MonkeyPatch)
         table.put(row, pages)
     table.upload()
     assert table.pages.tolist() == [[3, 1, 2, -1], [5, -1, -1, -1]]
+
+
+def test_items_cover_every_new_token_once() -> None:
+    counts = (1, 2, 3, 4, 5, 9, 1)
+    step = step_of([PagedSequence(0, 40, count, tuple(range(8))) for count in counts], 8, CPU)
+    work = step.work(4, 32)
+    chunks = [(number, first + n) for number, first, *_ in work.chunks.tolist() for n in range(4)]
+    tokens = [(number, n) for number, count in enumerate(counts) for n in range(count) if count > 1]
+    assert [(number, n) for number, n in chunks if n < counts[number]] == tokens
+    assert {number for number, *_ in work.singles.tolist()} == {0, 6}
+    assert work.sequences[:, 2].tolist() == [sum(counts[:number]) for number in range(len(counts))]
 
 
 def test_only_new_pages_are_written() -> None:

@@ -25,6 +25,7 @@ WITHIN = (
     f"rerope:window={WINDOW - 4}",
     f"streaming:window={WINDOW - 1}",
     f"lm_infinite:n_local={WINDOW - 1}",
+    f"streaming:window={WINDOW // 2},absolute_positions=true",
     "dual_chunk:chunk_size=16",
     *("self_extend", "rerope", "string:small_local_value=2", "streaming", "dpe:[8,16]"),
 )
