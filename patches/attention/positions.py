@@ -56,7 +56,7 @@ class SegmentPositions:
     def is_as_written(self, position_map: PositionMap) -> bool:
         """True if queries or keys under ``position_map`` are read as they were written, under the base."""
         base = self.resolved.recipe.base
-        return position_map is base or position_map == base or not self.resolved.rotates
+        return position_map is base or position_map == base
 
     @property
     def temperature(self) -> tuple[float, torch.Tensor | None]:

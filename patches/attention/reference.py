@@ -82,7 +82,7 @@ def _band_scores(
 def _turned(states: torch.Tensor, position: torch.Tensor, to: PositionMap, resolved: ResolvedRecipe) -> torch.Tensor:
     """``states`` [rows, heads, n, head_dim] from the base map at ``position`` [n] to the map ``to``."""
     base, layout = resolved.recipe.base, resolved.interleaved
-    if not resolved.rotates or to == base:
+    if to == base:
         return states
     moved = per_pair(to(position)) - per_pair(base(position))
     turns = torch.tensor(resolved.turns, dtype=torch.float32, device=states.device)

@@ -184,7 +184,7 @@ class SlotTable:
         self._adds.pop(slot, None)
         if resolved.recipe.absolute is not None:
             self._adds[slot] = resolved.recipe.absolute
-        self._moves |= resolved.rotates and resolved.recipe.base != IDENTITY
+        self._moves |= resolved.recipe.base != IDENTITY
 
     def _upload(self, slot: int, resolved: ResolvedRecipe) -> None:
         if not resolved.rotates:

@@ -279,17 +279,15 @@ class WrappingMethod(Method):
         A model without positions keeps the masks of ``bands``.
 
         Raises:
-            ValueError: when what is underneath rotates nothing or moves positions itself.
+            ValueError: when nothing rotates and ``bands`` mask nothing, or what is underneath moves positions itself.
         """
         base = self._underneath(geometry)
         recipe = _plain_rope(geometry) if base is None else base.recipe(geometry)
-        masks = merged([band.predicate for band in bands])
-        if recipe.schedule is None and geometry.family == "none" and masks != [CAUSAL]:
-            return replace(recipe, bands=tuple(Band(predicate=mask) for mask in masks))
-        if recipe.schedule is None and geometry.family == "none":
-            raise ValueError(ROTATES_NOTHING)
         if recipe.schedule is None:
-            raise ValueError("base: this model's own encoding rotates nothing, so there is no schedule underneath")
+            masks = merged([band.predicate for band in bands])
+            if masks == [CAUSAL]:
+                raise ValueError(ROTATES_NOTHING)
+            return replace(recipe, bands=tuple(Band(predicate=mask) for mask in masks))
         if recipe.bands != (Band(),):
             raise ValueError("base: this model's own encoding moves positions already; name a frequency schedule")
         return replace(recipe, bands=bands or recipe.bands)

@@ -7,6 +7,7 @@ TEMPERATURE = "tests/patches/encoding/test_temperature.py"
 MAPS = "tests/patches/methods/test_position_maps.py"
 BIASES = "tests/patches/methods/test_biases.py"
 FREQUENCIES = "tests/patches/methods/test_frequencies.py"
+WRITTEN = "tests/patches/encoding/test_rope_parameters.py"
 
 ENCODINGS = [
     Mutation("base of the fewest keys", "patches", "return max(self.bands, key=", "return min(self.bands, key=",
@@ -33,5 +34,7 @@ ENCODINGS = [
              ("tests/service/test_adding_a_method.py::test_a_required_parameter_without_an_example_is_named",)),
     Mutation("square of a temperature", "patches", "(0.1 * math.log(self.factor) + 1.0) ** 2",
              "(0.1 * math.log(self.factor) + 1.0)", (TEMPERATURE,)),
+    Mutation("written as a type without its factor", "patches",
+             'if own is None or ("attention_factor" not in own and factor != 1.0):', "if own is None:", (WRITTEN,)),
     Mutation("bias with the wrong slopes", "patches", "finer[0::2]", "finer[1::2]", (BIASES,)),
 ]  # fmt: skip

@@ -40,6 +40,11 @@ class Default(FrequencyMethod):
             return geometry.native.extension(geometry)
         return 1.0 if self.rope_theta is None else None  # another base names no length
 
+    def reached(self, geometry: RopeGeometry) -> int | None:
+        if isinstance(geometry.native, Method) and self.is_native(geometry):
+            return geometry.native.reached(geometry)
+        return super().reached(geometry)
+
     def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
         if not self.is_native(geometry):
             return super().parameters(geometry)

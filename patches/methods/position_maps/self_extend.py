@@ -47,7 +47,10 @@ class SelfExtend(BasedMethod):
 
     @classmethod
     def candidates(cls, geometry: RopeGeometry, length: int) -> list[Self]:
-        """Groups that put ``length`` tokens into all of the trained distances, and into two thirds of them."""
+        """Groups that put ``length`` tokens into all of the trained distances, and into two thirds of them.
+
+        A window that is not of whole groups takes up to a group of tokens away.
+        """
         trained = geometry.original_max_position_embeddings
         window = max(1, trained // 4)
         groups = [math.ceil((length - window) / (share * trained - window)) for share in (1, 2 / 3)]

@@ -64,6 +64,14 @@ def check_default(row: Row, native: Method, length: int) -> None:
         same_again({"method": "self_extend", "base": "default"}, scaled, length)
 
 
+@pytest.mark.parametrize("native", ["yarn:4", "resonance", "resonance:base=yarn:4", "clipped_rope"])
+def test_a_position_map_over_what_a_model_ships(native: str) -> None:
+    scaled = replace(GEOMETRY, native=parse(native))
+    same_again({"method": "self_extend"}, scaled, 1000)
+    echo = echo_of({"method": "self_extend"}, scaled)
+    assert resolve(parse(echo["base"]), scaled, 1000) == resolve(parse(native), GEOMETRY, 1000)
+
+
 @pytest.mark.parametrize("row", [*OTHER_ROWS, *RELATIVE_ROWS], ids=lambda row: row.name)
 def test_methods_of_other_families(row: Any) -> None:
     native = parse({"method": row.name}) if row.family == "relative" else None
@@ -156,6 +164,11 @@ def test_default_is_held_to_be_the_models_own() -> None:
     assert (echo["method"], echo["requested"]) == ("yarn", "default")
     with pytest.raises(EchoMismatch, match=r"^requested: 'default' was sent and 'yarn' is true here"):
         resolve(parse(echo), GEOMETRY, 1000)
+    changed = {"method": "yarn", "factor": 8.0, "requested": "default"}
+    for geometry in (scaled, replace(GEOMETRY, native=parse("yarn:2")), GEOMETRY):
+        with pytest.raises(EchoMismatch, match=r"^requested: 'default' was sent and 'yarn' is true here"):
+            resolve(parse(changed), geometry, 1000)
+    assert resolve(parse(changed | {"factor": 4.0}), scaled, 1000) == resolve(parse("default"), scaled, 1000)
     del echo["requested"]
     assert resolve(parse(echo), GEOMETRY, 1000) == resolve(parse("default"), scaled, 1000)
 

@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from patches import (
-    METHODS,
-    RopeGeometry,
-    describe,
-    parse,
-    resolve,
-)
+from patches import METHODS, Recipe, RopeGeometry, describe, is_own, parse, resolve
+from patches.encoding.bands import Band
+from patches.encoding.masks import merged
 from patches.rope_parameters import rope_parameters
 from tests import oracles
 from tests.methods import REQUESTS, ROWS, Fields, request_id
@@ -78,6 +74,58 @@ def test_an_encoding_of_a_checkpoint_does_not_stand_on_itself() -> None:
     for name in ("self_extend", "resonance"):
         scaled = replace(GEOMETRY, native=parse(name))
         assert resolve(parse("default"), scaled, 1000) == resolve(parse(name), GEOMETRY, 1000)
+
+
+REFUSED: list[tuple[Fields, dict[str, Any], str]] = [
+    ({"method": "ntk", "factor": 2.0}, {"rotary_dim": 2}, "^method: .* at least two rotary frequencies"),
+    ({"method": "learned_hierarchical"}, {"family": "learned"}, "^method: .* no table of learned positions"),
+    ({"method": "learned"}, {}, "^method: learned is for models trained with learned positions; .* family rotary"),
+    ({"method": "alibi"}, {"chooses_by_rotation": True}, "only encodings that rotate apply"),
+    ({"method": "alibi"}, {"compresses_keys": True}, "only encodings without windows and biases"),
+    ({"method": "streaming"}, {"compresses_keys": True}, "only encodings without windows and biases"),
+]
+
+
+@pytest.mark.parametrize(("fields", "changed", "why"), REFUSED, ids=str)
+def test_what_does_not_fit_a_model_is_refused(fields: Fields, changed: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        resolve(parse(fields), replace(GEOMETRY, **changed), 1000)
+
+
+def test_a_recipe_that_rotates_needs_a_model_that_does() -> None:
+    recipe = parse("yarn:4").recipe(GEOMETRY)
+    with pytest.raises(ValueError, match="trained without rotary"):
+        recipe.resolve(replace(GEOMETRY, family="none"), 1000)
+
+
+def test_a_model_without_positions_keeps_the_masks_alone() -> None:
+    plain = replace(GEOMETRY, family="none", native=parse("none"))
+    for request in ("streaming", "lm_infinite", "streaming:sink_tokens=0,window=100"):
+        recipe = resolve(parse(request), plain, 1000).recipe
+        masks = [band.predicate for band in parse(request).recipe(GEOMETRY).bands]
+        assert recipe == Recipe(None, tuple(Band(predicate=mask) for mask in merged(masks)))
+        assert recipe.moves
+    for request in ("self_extend", "dual_chunk", "rerope", "yarn:4", "resonance"):
+        with pytest.raises(ValueError, match="trained without rotary"):
+            resolve(parse(request), plain, 1000)
+
+
+@pytest.mark.parametrize("native", ["yarn:4", "linear:2", "resonance", "self_extend:base=yarn:4", "dynamic"])
+def test_default_underneath_reaches_as_far_as_no_base(native: str) -> None:
+    scaled = replace(GEOMETRY, native=parse(native))
+    for request in ("self_extend", "leaky_rerope", "streaming"):
+        own, default = parse(request), parse({"method": request, "base": {"method": "default"}})
+        assert default.reached(scaled) == own.reached(scaled)
+    assert parse("resonance:base=yarn:4").reached(GEOMETRY) == 4 * TRAINED
+    assert parse("resonance:base=dynamic").reached(GEOMETRY) is None
+
+
+def test_the_checkpoints_own_encoding_ends_with_its_table() -> None:
+    geometry = replace(GEOMETRY, family="learned", native=parse("learned"), table_rows=TRAINED)
+    own = resolve(parse("default"), geometry, TRAINED)
+    assert is_own(own, geometry, TRAINED)
+    assert not is_own(own, geometry, TRAINED + 1)
+    assert not is_own(resolve(parse("none"), geometry, TRAINED), geometry, TRAINED)
 
 
 HARMLESS_OR_REFUSED = [
@@ -225,6 +273,12 @@ def test_a_request_may_choose_the_pairs() -> None:
     assert all(whole.inv_freq)
     listed = resolve(parse({"method": "custom", "inv_freq": [0.5] * 32}), STILL, 100)
     assert listed.inv_freq == (0.5,) * 32
+    tempered = {"kind": "constant", "multiplier": 1.44, "rotated_only": True}
+    for wrapped in (
+        {"method": "custom", "inv_freq": [0.5] * 32, "attention_temperature": tempered},
+        {"method": "clipped_rope", "base": {"method": "custom", "inv_freq": [0.5] * 32}, "n": 4, "hard": True},
+    ):
+        assert resolve(parse(wrapped), STILL, 100).inv_freq[:28] == (0.5,) * 28, "also inside another schedule"
     for share in (0.25, 1.0):
         resolve(parse({"method": "linear", "factor": 2.0, "partial_rotary_factor": share}), STILL, 100)
     with pytest.raises(ValueError, match=r"rotates 16 of 64 dimensions, so it must be 0\.25"):

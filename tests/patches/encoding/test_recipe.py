@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import patches
-from patches import METHODS, Recipe, RopeGeometry, parse, resolve
+from patches import MAX_POSITION, METHODS, Recipe, RopeGeometry, parse, resolve
 from patches.encoding.bands import IDENTITY, Band, Identity
-from patches.encoding.masks import CAUSAL, And, DistanceRange, Predicate
+from patches.encoding.masks import CAUSAL, EVERY_PAIR, UNBOUNDED, And, ChunkRange, DistanceRange, FirstKeys, Predicate
 from tests import oracles
 from tests.methods import REQUESTS, ROWS, Fields, Row, request_id
 from tests.patches.distances import effective_distance, plain_distance
@@ -111,15 +111,19 @@ def test_the_base_is_the_key_map_of_most_keys(fields: Fields) -> None:
     assert recipe.base == recipe.bands[counts.index(max(counts))].key_map
 
 
-predicates = st.recursive(
-    st.builds(
-        lambda low, width: DistanceRange(low, None if width is None else low + width),
-        st.integers(0, 20),
-        st.none() | st.integers(1, 20),
-    ),
-    lambda inner: st.builds(And, inner, inner),
-    max_leaves=3,
+def ends(low: int, width: int | None) -> tuple[int, int | None]:
+    return low, None if width is None else low + width
+
+
+distance_ranges = st.builds(
+    lambda *given: DistanceRange(*ends(*given)), st.integers(0, 20), st.none() | st.integers(1, 20)
 )
+chunk_ranges = st.builds(
+    lambda size, *given: ChunkRange(size, *ends(*given)),
+    *(st.integers(1, 20), st.integers(0, 3), st.none() | st.integers(1, 3)),
+)
+single = distance_ranges | chunk_ranges | st.builds(FirstKeys, st.integers(0, 20), st.integers(0, 20))
+predicates = st.recursive(distance_ranges, lambda inner: st.builds(And, inner, inner), max_leaves=3) | single
 
 
 @given(predicates, st.integers(0, 40), st.integers(0, 12))
@@ -132,8 +136,39 @@ def test_key_range_holds_every_reachable_key_and_no_more(predicate: Predicate, q
     if reachable:
         # Intersections of distance ranges are distance ranges, so bounds are exact whenever a key is reached.
         assert (first, last) == (reachable[0], reachable[-1] + 1)
-    elif isinstance(predicate, DistanceRange):
+    elif not isinstance(predicate, And):
         assert first == last
+
+
+@given(predicates | st.builds(And, single, single), st.integers(0, 40), st.integers(0, 12))
+def test_a_key_range_backwards_holds_the_keys_of_every_query(predicate: Predicate, q_low: int, rows: int) -> None:
+    q_high = q_low + rows
+    q_idx, kv_idx = torch.arange(q_low, q_high + 1)[:, None], torch.arange(60)[None]
+    shared = predicate(q_idx, kv_idx).all(0).nonzero().flatten().tolist()
+    assert list(range(*predicate.key_range(q_high, q_low))) == shared
+
+
+@given(predicates | st.builds(And, single, single), st.integers(1, 9))
+def test_what_a_predicate_says_of_itself(predicate: Predicate, step: int) -> None:
+    """``most_keys`` bounds those of any query, and ``by_distance`` ones move along."""
+    position = torch.arange(300)
+    covered = predicate(position[:, None], position[None])
+    most = int(covered.sum(1).max())
+    assert most <= predicate.most_keys
+    if not isinstance(predicate, And):
+        assert predicate.most_keys in (most, UNBOUNDED)
+        assert isinstance(predicate, FirstKeys) or (predicate.most_keys == UNBOUNDED) == (predicate.high is None)
+    if predicate.by_distance:
+        assert torch.equal(covered[step:, step:], covered[:-step, :-step])
+
+
+def test_every_pair_is_every_pair() -> None:
+    position = torch.arange(9)
+    assert EVERY_PAIR(position[:, None], position[None]).all()
+    assert EVERY_PAIR.by_distance
+    assert EVERY_PAIR.most_keys == UNBOUNDED
+    first, last = EVERY_PAIR.key_range(3, 5)
+    assert (first, last >= MAX_POSITION) == (0, True)
 
 
 def test_a_predicate_never_looks_ahead() -> None:

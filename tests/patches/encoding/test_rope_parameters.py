@@ -10,9 +10,15 @@ import pytest
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from patches import InvalidEncoding, RopeGeometry, geometry_of, parse, resolve
+from patches import InvalidEncoding, NoRopeParameters, RopeGeometry, geometry_of, parse, resolve, rope_parameters
+from patches.encoding.bands import Band
+from patches.encoding.biases import LinearBias
+from patches.encoding.masks import DistanceRange
+from patches.encoding.positions import Grouped
+from patches.encoding.temperature import ConstantTemperature
+from patches.rope_parameters import grouping, in_configuration
 from tests import oracles
-from tests.methods import Fields
+from tests.methods import Fields, rows
 from tests.models import ROPE_THETA, TRAINED_LENGTH, tiny_config, tiny_model
 
 LONGEST = 4 * TRAINED_LENGTH
@@ -36,6 +42,7 @@ ROPE_PARAMETERS: dict[str, dict[str, Any]] = {
         "mscale_all_dim": 1.0,
     },
     "yarn of one number of turns, not truncated": {**YARN, "beta_fast": 1.0, "beta_slow": 1.0, "truncate": False},
+    "yarn whose range ends past the last dimension": {**YARN, "rope_theta": 50.0, "beta_slow": 1e-3},
     "yarn with an attention factor": {**YARN, "attention_factor": 1.25},
     "yarn of Qwen3-VL": {**YARN, "rope_theta": 5e6, "mrope_section": [3, 3, 2], "mrope_interleaved": True},
     "yarn of Ministral 3": {**YARN, "llama_4_scaling_beta": 0.1, "max_position_embeddings": LONGEST},
@@ -181,3 +188,85 @@ def test_a_partial_rotary_object_fits_its_own_model_only(family: str, rotary_dim
 def test_a_type_we_do_not_have() -> None:
     with pytest.raises(InvalidEncoding, match="axial"):
         parse({"rope_type": "axial", "factor": 2.0})
+
+
+# Encodings as ``rope_parameters``
+
+
+@pytest.mark.parametrize("multiplier", [None, 1.44])
+def test_every_way_to_write_an_encoding_is_that_encoding_in_transformers(multiplier: float | None) -> None:
+    """A temperature of whole scores is a factor on cos and sin. A type that takes no factor cannot have one."""
+    checked, length = set(), 2 * TRAINED_LENGTH
+    for fields in (fields for row in rows(8, TRAINED_LENGTH) if row.rotates for fields in row.requests):
+        asked = fields if multiplier is None else {**fields, "attention_temperature": multiplier}
+        resolved = resolve(parse(asked), GEOMETRY, length)
+        try:
+            forms = rope_parameters(resolved, GEOMETRY, length)
+        except NoRopeParameters:
+            continue
+        temperature = resolved.recipe.attention_temperature
+        of_scores = temperature.multiplier if isinstance(temperature, ConstantTemperature) else 1.0
+        for form in forms:
+            # transformers scales "dynamic" from max_position_embeddings.
+            longest = form["original_max_position_embeddings"] if form["rope_type"] == "dynamic" else LONGEST
+            config = tiny_config("llama", form, max_position_embeddings=longest)
+            inv_freq, factor = transformers_answer(config, length)
+            assert inv_freq == pytest.approx(resolved.inv_freq, rel=1e-6, abs=1e-29), form
+            assert factor == pytest.approx(resolved.attention_factor * of_scores**0.5, rel=1e-9), form
+            checked.add(form["rope_type"])
+    taking_a_factor = {"yarn", "longrope"}
+    assert checked == (taking_a_factor if multiplier else {*taking_a_factor, "default", "linear", "dynamic", "llama3"})
+
+
+NEAR, FAR = DistanceRange(0, 8), DistanceRange(8)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"schedule": None}, "rotates nothing"),
+        ({"score_bias": LinearBias((1.0,) * 4)}, "adds a term to the scores"),
+        ({"bands": (Band(predicate=NEAR),)}, "limits the keys"),
+        ({"bands": (Band(predicate=NEAR), Band(Grouped(2), Grouped(2), FAR))}, "moves the positions"),
+    ],
+)
+def test_more_than_frequencies_and_a_factor_is_named(changed: Fields, why: str) -> None:
+    recipe = replace(parse("linear:2").recipe(GEOMETRY), **changed)
+    with pytest.raises(NoRopeParameters, match=why):
+        rope_parameters(recipe.resolve(GEOMETRY, 100), GEOMETRY, 100)
+
+
+def test_a_temperature_of_whole_scores_needs_whole_heads() -> None:
+    part = replace(GEOMETRY, head_dim=32)
+    resolved = resolve(parse({"method": "yarn", "factor": 4.0, "attention_temperature": 1.44}), part, 100)
+    with pytest.raises(NoRopeParameters, match="rotates 16 of 32 dimensions"):
+        rope_parameters(resolved, part, 100)
+
+
+def test_the_group_and_the_window_of_self_extend_alone_are_found() -> None:
+    recipe = parse("self_extend:group_size=4,neighbor_window=8,base=linear:2").recipe(GEOMETRY)
+    found = grouping(recipe.resolve(GEOMETRY, 100))
+    assert found is not None
+    assert found == (4, 8, resolve(parse("linear:2"), GEOMETRY, 100))
+    near, far = recipe.bands
+    for bands in (
+        (near,),
+        (near, replace(far, predicate=DistanceRange(9))),
+        (near, replace(far, query_map=Grouped(4, 7))),
+        (near, replace(far, query_map=Grouped(2, 6))),
+        (near, replace(far, key_map=near.key_map)),
+        (replace(near, query_map=Grouped(4, 6)), far),
+        (replace(near, predicate=DistanceRange(0)), far),
+    ):
+        assert grouping(replace(recipe, bands=bands).resolve(GEOMETRY, 100)) is None, bands
+
+
+def test_parameters_take_the_place_of_those_of_full_attention() -> None:
+    written = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    own = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 2.0, "mrope_section": [2, 3, 3]}
+    assert in_configuration(written, own) == {**written, "mrope_section": [2, 3, 3]}
+    sliding = {"rope_type": "default", "rope_theta": 1e4}
+    by_layer = {"sliding_attention": sliding, "full_attention": own}
+    assert in_configuration(written, by_layer) == {**by_layer, "full_attention": in_configuration(written, own)}
+    with pytest.raises(NoRopeParameters, match="differ by layer"):
+        in_configuration(written, {"sliding_attention": sliding, "full_attention": None})

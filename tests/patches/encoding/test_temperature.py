@@ -20,6 +20,7 @@ from patches.encoding.temperature import (
     ConstantTemperature,
     FloorLogTemperature,
     LogLengthTemperature,
+    LogRatioTemperature,
     ReservedLengthTemperature,
 )
 from tests import oracles
@@ -116,6 +117,11 @@ def test_ministral3_as_in_transformers() -> None:
     expected = get_llama_4_attn_scale(position[None], 0.1, 16384).flatten()
     asked = {"kind": "floor_log", "beta": 0.1, "length": 16384}
     assert multipliers(asked, position.tolist()) == pytest.approx(expected.tolist(), rel=1e-6)
+
+
+def test_the_temperature_of_inkling_is_one_up_to_its_length() -> None:
+    found = LogRatioTemperature(0.3, 50)(torch.tensor([0, 49, 50, 99, 4_999])).tolist()
+    assert found == pytest.approx([1.0, 1.0, *(1 + 0.3 * math.log(n / 50) for n in (51, 100, 5_000))], rel=1e-6)
 
 
 # On every method

@@ -99,10 +99,10 @@ def test_tables_of_products_are_kept_by_their_size() -> None:
     tables = _Tables(most_bytes=3 * 4 * 4096)
     cpu = torch.device("cpu")
     kept = [tables.at_least(100, dim, cpu) for dim in (2, 4, 6)]
-    assert [tables.at_least(4096, dim, cpu) for dim in (2, 4, 6)] == kept, "none has pushed out another"
+    assert [tables.at_least(4096, dim, cpu) for dim in (6, 4, 2)] == kept[::-1], "none has pushed out another"
     tables.at_least(10, 8, cpu)
-    assert tables.at_least(10, 6, cpu) is kept[2]
-    assert tables.at_least(10, 2, cpu) is not kept[0], "the one used longest ago has gone"
+    assert tables.at_least(10, 2, cpu) is kept[0]
+    assert tables.at_least(10, 6, cpu) is not kept[2], "the one used longest ago has gone"
     longer = tables.at_least(4097, 6, cpu)
     assert len(longer) == 8192
     assert tables.at_least(10, 6, cpu) is longer
@@ -260,6 +260,20 @@ def test_one_number_stands_for_every_head() -> None:
     for name in ("kerple_log", "kerple_power"):
         one = parse({"method": name, "r1": 0.7, "r2": 1.5}).recipe(GEOMETRY)
         assert one == parse({"method": name, "r1": [0.7] * 4, "r2": [1.5] * 4}).recipe(GEOMETRY)
+
+
+@pytest.mark.parametrize("fields", [*requests(4), {"method": "alibi", "bias_dtype": "bfloat16"}], ids=request_id)
+def test_a_rank_has_the_biases_of_its_heads(fields: Fields) -> None:
+    """As with every head, whatever the formula makes of the number of heads."""
+    resolved, n = resolve(parse(fields), GEOMETRY, 3 * TRAINED), torch.arange(0, 300, 7)
+    whole = bias(fields, n, n, length=3 * TRAINED)
+    for heads in (slice(0, 1), slice(1, 3), slice(2, 4)):
+        part = resolved.of_heads(heads)
+        assert part.recipe.score_bias is not None
+        assert torch.equal(part.recipe.score_bias(n[:, None], n[None]), whole[heads])
+        assert replace(part, recipe=resolved.recipe) == resolved, "nothing else changes"
+    plain = resolve(parse("yarn:4"), GEOMETRY, TRAINED)
+    assert plain.of_heads(slice(1, 3)) == plain
 
 
 # DroPE

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from patches import METHODS, Method, RopeGeometry, alike, candidates, label_of, parse, resolve
 from patches.encoding.geometry import Family
+from patches.proposals import declares_scaling
 
 ROTARY = RopeGeometry(
     head_dim=64,
@@ -55,6 +56,13 @@ def test_a_declared_scaling_is_compared_with_plain_rope_and_the_maps_over_it() -
     assert alike(over_plain, scaled, 1024, 512) == at_half
 
 
+@pytest.mark.parametrize(("native", "declares"), [("linear:2", True), ("linear:1", False), ("resonance", False)])
+def test_a_factor_of_one_is_no_scaling(native: str, declares: bool) -> None:
+    own = replace(ROTARY, native=parse(native))
+    assert declares_scaling(own) == declares
+    assert any("base=linear:1" in label_of(method) for method in candidates(own, 1024)) == declares
+
+
 def test_a_declared_map_is_compared_with_plain_rope() -> None:
     mapped = replace(ROTARY, native=parse({"method": "dual_chunk", "chunk_size": 128, "local_window": 32}))
     labels = [label_of(method) for method in candidates(mapped, 1024)]
@@ -74,15 +82,29 @@ def test_factors_are_around_the_needed_one() -> None:
     labels = {label_of(method) for method in candidates(ROTARY, 1024)}
     assert {"yarn(factor=4)", "yarn(factor=8)", "ntk(factor=4)", "ntk(factor=8)", "linear(factor=4)"} <= labels
     assert {"self_extend(group_size=5)", "self_extend(group_size=9)"} <= labels
+    assert {"leaky_rerope(scaling_factor=6)", "leaky_rerope(scaling_factor=12)"} <= labels
     assert {"rerope", "rerope(window=128)", "dual_chunk", "streaming", "lm_infinite"} <= labels
     assert len(labels) <= 27, "three rounds of halving"
 
 
-def test_a_group_reaches_the_length() -> None:
-    for length in (300, 1000, 4096, 10_000):
-        for method in METHODS["self_extend"].candidates(ROTARY, length):
-            group: int = method.group_size  # type: ignore[attr-defined]
-            assert (256 - 64) * group + 64 >= length
+@pytest.mark.parametrize("length", [257, 300, 448, 449, 1000, 1024, 4096, 10_000])
+def test_the_first_proposal_of_a_method_reaches_the_length(length: int) -> None:
+    """Groups and divisors are whole numbers: one less does not reach it. A part of a group may be missing."""
+    for name, kind in METHODS.items():
+        for method in kind.candidates(ROTARY, length)[:1]:
+            reached = method.reached(ROTARY)
+            assert reached is None or reached > length - getattr(method, "group_size", 1), label_of(method)
+            for field in {"group_size", "scaling_factor"} & kind.model_fields.keys():
+                fewer = parse({"method": name, field: max(1, getattr(method, field) - 1)}).reached(ROTARY)
+                assert fewer is not None
+                assert fewer < length, label_of(method)
+
+
+def test_a_table_or_sinusoids_are_stretched_as_far_as_needed() -> None:
+    sinusoidal = replace(LEARNED, family="sinusoidal", native=parse("sinusoidal"), table_rows=None)
+    for geometry, name in ((LEARNED, "learned_interpolation"), (sinusoidal, "sinusoidal_interpolation")):
+        stretched = next(method for method in candidates(geometry, 1024) if method.method == name)
+        assert (label_of(stretched), stretched.reached(geometry)) == (f"{name}(factor=4)", 1024)
 
 
 def test_the_slopes_of_the_checkpoint_are_divided() -> None:

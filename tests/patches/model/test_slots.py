@@ -178,6 +178,10 @@ def test_exhaustion_and_reuse(table: SlotTable) -> None:
     assert table.inv_freq[reused].tolist() == list(linear(1000.0).inv_freq)
     with pytest.raises(SlotsExhausted):
         table.acquire(linear(1.0 + 41))  # its slot was given away
+    for slot in slots:
+        table.release(slot)
+    others = [table.acquire(linear(2000.0 + n)) for n in range(1, MAX_SLOTS)]
+    assert sorted(others) == sorted(slots), "each is taken again"
 
 
 def test_encodings_are_uploaded_row_by_row_and_in_place(table: SlotTable) -> None:

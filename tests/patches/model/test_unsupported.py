@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from patches import InvalidEncoding, UnsupportedModel, ignored_entries, patched
+from patches import InvalidEncoding, UnsupportedModel, geometry_of, ignored_entries, patched
 from patches.encoding.masks import CAUSAL, LayerMask
 from patches.model.attention.attention_seam import AttentionSeam
 from patches.model.measuring.measurement import CHANGES_LATER
@@ -96,6 +96,37 @@ def test_a_native_encoding_that_we_do_not_have_is_refused() -> None:
     before = state_of(model)
     with pytest.raises(UnsupportedModel, match="axial"), patched(model):
         raise AssertionError("never entered")
+    assert same(before, state_of(model))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"max_position_embeddings": None}, "does not say for how many tokens"),
+        ({"rope_parameters": {"rope_type": "default"}}, "no rope_parameters for its rotary module"),
+        ({"num_attention_heads": None}, "none of its layers attends"),
+    ],
+)
+def test_a_configuration_that_lacks_a_fact_is_refused(change: dict[str, Any], reason: str) -> None:
+    model = native_model("default")
+    vars(model.config).update(change)
+    with pytest.raises(UnsupportedModel, match=reason):
+        geometry_of(model)
+
+
+def test_a_model_without_a_configuration_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="carries no configuration"):
+        geometry_of(torch.nn.Linear(2, 2))
+
+
+def test_a_rotary_table_of_another_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = native_model("default")
+    rotary = model.model.rotary_emb
+    own, before = rotary.forward, state_of(model)
+    monkeypatch.setattr(rotary, "forward", lambda *given, **named: [part.flip(-2) for part in own(*given, **named)])
+    with pytest.raises(UnsupportedModel, match="in no layout that we know"), patched(model):
+        raise AssertionError("never entered")
+    monkeypatch.undo()
     assert same(before, state_of(model))
 
 

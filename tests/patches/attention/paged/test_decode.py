@@ -14,7 +14,7 @@ from patches.attention.layer import Layer
 from patches.attention.paged.compilation import compiled
 from patches.attention.paged.decode import BlockTable, DecodeSteps
 from patches.attention.paged.rows import BandRow, Row, Variant
-from patches.attention.paged.step import PagedSequence, items_of, parts_of
+from patches.attention.paged.step import PagedSequence, about, items_of, parts_of, step_of
 from patches.attention.paged.tables import MOST_BANDS, Pairs, RowTables
 from patches.attention.paged.triton import launch
 from tests.methods import Fields
@@ -91,6 +91,7 @@ def test_one_step_serves_batches_of_other_lengths_slots_and_pages(layer: str, mo
             assert torch.equal(written[0][at], states[0][row])
             assert torch.equal(written[1][at], states[1][row])
         plan = launch.planned(table, tables, 4, 2, SMALL)
+        assert plan.sequences[: len(chosen)].tolist() == about(sequences).tolist()
         rows = torch.cat((torch.cat([query[index : index + 1] for index in chosen]), torch.zeros(padding, 4, 16)))
         result = by_tables.attend(rows, key_pages, value_pages, plan, batch.layer)
         assert bool(result.isfinite().all())
@@ -176,6 +177,7 @@ def test_rows_of_another_model_are_refused() -> None:
         RowTables(4, Pairs(4, interleaved=True), CPU).write({0: compiled(default, LENGTH)})
     row = replace(compiled(default, LENGTH), bands=(BandRow(),) * (MOST_BANDS + 1))
     assert isinstance(row, Row)
+    RowTables(4, Pairs(4), CPU).write({0: replace(row, bands=row.bands[1:])})
     with pytest.raises(ValueError, match="5 bands, and the tables take 4"):
         RowTables(4, Pairs(4), CPU).write({0: row})
 
@@ -226,3 +228,29 @@ def test_pages_survive_an_upload_without_memory(monkeypatch: pytest.MonkeyPatch)
         table.put(row, pages)
     table.upload()
     assert table.pages.tolist() == [[3, 1, 2, -1], [5, -1, -1, -1]]
+
+
+def test_items_cover_every_new_token_once() -> None:
+    counts = (1, 2, 3, 4, 5, 9, 1)
+    step = step_of([PagedSequence(0, 40, count, tuple(range(8))) for count in counts], 8, CPU)
+    work = step.work(4, 32)
+    chunks = [(number, first + n) for number, first, *_ in work.chunks.tolist() for n in range(4)]
+    tokens = [(number, n) for number, count in enumerate(counts) for n in range(count) if count > 1]
+    assert [(number, n) for number, n in chunks if n < counts[number]] == tokens
+    assert {number for number, *_ in work.singles.tolist()} == {0, 6}
+    assert work.sequences[:, 2].tolist() == [sum(counts[:number]) for number in range(len(counts))]
+
+
+def test_only_new_pages_are_written() -> None:
+    table = BlockTable(2, 4, CPU)
+    for row, pages in ((0, (3, 1)), (1, (5, 6))):
+        table.put(row, pages)
+    table.upload()
+    table.pages[:, :2] = 77
+    for row, pages in ((0, (3, 1, 2)), (1, (5, 6, 7)), (1, (5, 6, 7, 8))):
+        table.put(row, pages)
+    table.upload()
+    assert table.pages.tolist() == [[77, 77, 2, -1], [77, 77, 7, 8]]
+    table.put(1, (5, 9))
+    table.upload()
+    assert table.pages[1, :2].tolist() == [5, 9], "another sequence"

@@ -25,6 +25,7 @@ WITHIN = (
     f"rerope:window={WINDOW - 4}",
     f"streaming:window={WINDOW - 1}",
     f"lm_infinite:n_local={WINDOW - 1}",
+    f"streaming:window={WINDOW // 2},absolute_positions=true",
     "dual_chunk:chunk_size=16",
     *("self_extend", "rerope", "string:small_local_value=2", "streaming", "dpe:[8,16]"),
 )
@@ -62,14 +63,15 @@ def test_masks_have_an_effect_in_layers_that_see_all() -> None:
 
 
 def test_masks_count_the_widest_window() -> None:
-    recipe = parse("streaming:window=500").encoding(GEOMETRY)
-    for widest, begins in ((500, 500), (None, None), (1000, None)):
-        geometry = replace(GEOMETRY, window=100, widest=widest)
-        if begins is None:
-            recipe.resolve(geometry, LENGTH)
-        else:
-            with pytest.raises(ValueError, match=f"begin {begins} tokens away"):
+    for sinks in (0, 4):
+        recipe = parse(f"streaming:window=500,sink_tokens={sinks}").encoding(GEOMETRY)
+        for widest, begins in ((500, 500), (None, None), (1000, None)):
+            geometry = replace(GEOMETRY, window=100, widest=widest)
+            if begins is None:
                 recipe.resolve(geometry, LENGTH)
+            else:
+                with pytest.raises(ValueError, match=f"begin {begins} tokens away"):
+                    recipe.resolve(geometry, LENGTH)
 
 
 def test_layers_without_a_window_take_everything() -> None:
