@@ -122,13 +122,14 @@ def _inverse(weights: torch.Tensor, uniform: torch.Tensor, otherwise: torch.Tens
     blocks = weights.unflatten(-1, (-1, BLOCK))
     sums = blocks.sum(-1).double().cumsum(-1)
     point = (uniform * sums[:, -1])[:, None]
-    block = (sums <= point).sum(-1, keepdim=True).clamp_max(blocks.shape[1] - 1)
+    # A share is 1 - 2^-52 at most, so the product is below the last sum, and a block is left.
+    block = (sums <= point).sum(-1, keepdim=True)
     inside = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK))[:, 0].double().cumsum(-1)
     before = sums.gather(-1, block) - inside[:, -1:]
     # Rounded sums must not lead to tokens of the block before the first or behind the last with any weight.
     point = torch.minimum((point - before).clamp_min(0.0), inside[:, -1:].nextafter(torch.zeros_like(point)))
     token: torch.Tensor = block * BLOCK + (inside <= point).sum(-1, keepdim=True)
-    return torch.where(sums[:, -1].isfinite(), token[:, 0].clamp_max(weights.shape[-1] - 1), otherwise)
+    return torch.where(sums[:, -1].isfinite(), token[:, 0], otherwise)
 
 
 def _append_logprobs(logits: torch.Tensor, tokens: torch.Tensor, wanted: Sequence[tuple[int, EngineRequest]]) -> None:

@@ -236,6 +236,24 @@ class TestShares:
         assert alone.low < 2 * paired.low < 0, "the correction for continuity keeps some doubt"
         assert other.cautions() == ["The tokenizer of b is not that of a: prompts of one length have other texts."]
 
+    @pytest.mark.parametrize(
+        ("change", "agree"),
+        [({"tokens": 9, "tokens_sha256": "9" * 64}, True), ({"bytes": 9}, False), ({"bytes": 9, "cut_from": 9}, True)],
+    )
+    def test_documents_of_two_tokenizers_have_the_same_bytes_unless_one_is_cut(
+        self, change: dict[str, Any], agree: bool
+    ) -> None:
+        for swapped in (False, True):
+            documents = [DOCUMENTS[:1], [DOCUMENTS[0].model_copy(update=change)]]
+            named = [passkey(name, [1.0], documents=each) for name, each in zip("ab", documents, strict=True)]
+            for name, result in named:
+                result.setup = setup_of(name)
+            if agree:
+                assert compared(named[::-1] if swapped else named).shared_lengths == [512]
+            else:
+                with pytest.raises(NotComparable, match="document 1 is text 0"):
+                    compared(named[::-1] if swapped else named)
+
     def test_equal_shares_of_other_prompts_are_not_equal(self) -> None:
         change, interval = change_of(compared([passkey("a", [1.0, 0.0] * 4), passkey("b", [0.0, 1.0] * 4)]))
         assert (change.value, change.verdict) == (0.0, "unsure")

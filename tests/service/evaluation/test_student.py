@@ -7,7 +7,7 @@ import pytest
 
 from service.evaluation.recommend.evidence import Evidence
 from service.evaluation.scoring.places import Place, Places
-from service.evaluation.statistics.per_token import interval_of, paired_probability, surely_apart
+from service.evaluation.statistics.per_token import interval_of, paired_probability, ratio_of, surely_apart
 from service.evaluation.statistics.pieces import pieces_of
 from service.evaluation.statistics.student import Mean, distribution, mean_of, quantile
 
@@ -178,6 +178,7 @@ def test_two_values_have_no_interval_and_no_probability() -> None:
     assert interval_of(groups, 1) is None
     assert interval_of(groups, 2) is None
     assert paired_probability(groups, groups) is None
+    assert ratio_of(groups, [(3.0, 64), (7.0, 64)]) == (pytest.approx(np.exp((3.0 - 10.0) / 128)), None)
 
 
 @pytest.mark.parametrize(

@@ -312,6 +312,18 @@ class TestOutcomes:
         queue.record(number, [unit(1)])
         assert list(queue.outcomes(number)) == [0, 1]
 
+    @pytest.mark.parametrize("data", [b"no archive", b"PK\x05\x06"])
+    def test_an_outcome_of_another_version_is_none(
+        self, store: JobStore, data: bytes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its checksum is right, and this version cannot read it."""
+        monkeypatch.setattr(outcomes, "log", log := CapturingLogger())
+        queue = queue_of(store)
+        _, number = claimed(store, queue)
+        queue.record(number, [unit(0, data=data)])
+        assert queue.outcome(unit(0).key) is None
+        assert [(call.args, call.kwargs["key"]) for call in log.calls] == [(("outcome_unreadable",), unit(0).key)]
+
     def test_the_least_recently_used_leave_and_what_is_needed_stays(self, store: JobStore) -> None:
         queue = queue_of(store)
         _, number = claimed(store, queue)
@@ -327,6 +339,7 @@ class TestOutcomes:
         queue.finish(number, Packed("perplexity", b""))
         _, later = claimed(store, queue)
         queue.record(later, [unit(0, data=None)])
+        queue.finish(later, Packed("perplexity", b""))
         assert pruning.prune(2 * len(DATA), None) == (2, 0)
         left = [position for position in range(4) if queue.outcome(unit(position).key) is not None]
         assert left == [0, 3]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 
 from service.engine.request import EngineRequest, SamplingParams
 from service.engine.sampling import sample, undone_on_error
-from service.engine.sampling.tokens import BLOCK
+from service.engine.sampling.tokens import BLOCK, noise
 from service.engine.sampling.truncation import _least_by_order, _least_of_top_k, _least_of_top_p
 
 
@@ -71,6 +73,31 @@ def test_tokens_of_one_request_are_independent() -> None:
     assert ((cells - 250) ** 2 / 250).sum() < 37.7  # 0.1 % of the chi-square distribution with 15 degrees of freedom
 
 
+def splitmix64(state: int) -> Iterator[int]:
+    """Steele et al., OOPSLA 2014, figure 17, in whole numbers."""
+    while True:
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        yield mixed(state)
+
+
+def mixed(bits: int) -> int:
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
+    return bits ^ bits >> 31
+
+
+def test_noise_is_that_of_splitmix64() -> None:
+    """A seed draws the same tokens in every release. The first numbers of seed 1234567 are published."""
+    assert list(islice(splitmix64(1234567), 2)) == [6457827717110365317, 3203168211198807973]
+    seeds = [0, 1, 1234567, 2**64 - 1]
+    requests = [request(seed=seed) for seed in seeds]
+    for index in range(5):
+        for one in requests:
+            one.generated = index
+        expected = [next(islice(splitmix64(mixed(seed)), index, None)) for seed in seeds]
+        assert noise(requests).tolist() == [(bits >> 12) / 2**52 for bits in expected]
+
+
 def params() -> list[dict[str, Any]]:
     seeded = [{"temperature": t, "top_k": k, "top_p": p} for t in (0.7, 1.3) for k in (0, 40) for p in (1.0, 0.9)]
     return [{"temperature": 0.0}, *seeded, {"temperature": 1.0, "logprobs": 3}]
@@ -98,6 +125,16 @@ def test_the_last_of_top_p_is_that_of_all_weights_in_order(scale: float, top_p: 
     ordered = weights.sort(descending=True).values[None]
     expected = float(_least_by_order(ordered, torch.tensor([[top_p]], dtype=torch.float64)))
     assert _least_of_top_p(weights.numpy(), top_p) == expected
+
+
+@pytest.mark.parametrize(("seed", "top_p"), [(1, 0.9999999994067046), (2930, 0.9999999999999999)])
+def test_the_last_of_top_p_is_a_weight_whatever_rounding_does(seed: int, top_p: float) -> None:
+    """By rounding, the sums of a block, or of all, are less than the wanted share of the sum."""
+    weights = np.exp(8 * np.random.default_rng(seed).normal(size=4 * BLOCK))
+    weights = (weights / weights.max()).astype(np.float32)
+    last = _least_of_top_p(weights, top_p)
+    assert last in weights
+    assert weights[weights >= last].sum(dtype=np.float64) / weights.sum(dtype=np.float64) == pytest.approx(top_p, 1e-15)
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.01, 1.0, 40.0])

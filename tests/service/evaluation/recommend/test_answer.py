@@ -193,6 +193,19 @@ def test_within_the_trained_length_the_policy_keeps_the_own_encoding(models: Mod
     assert result.answer.avoid == []
 
 
+@pytest.mark.parametrize(
+    ("own", "stays"), [((2.05, 0.8, 0.4), True), ((2.3, 0.8, 0.4), False), ((2.08, 0.8, 0.05), False)]
+)
+def test_the_own_encoding_stays_at_shorter_lengths_that_do_not_separate_it(
+    models: ModelRegistry, own: tuple[float, ...], stays: bool
+) -> None:
+    made_up = {"others": (3.0, 0.8), "default": (2.0, 0.8), "default 128": own, "yarn(factor=4) 128": (2.0, 0.8)}
+    result, _ = answered(planned(models, methods=BOTH), made_up, (2.0, 0.8))
+    assert result.answer.label == "default"
+    found = [(used.up_to, used.label) for used in result.answer.ranges]
+    assert found == ([(256, "default")] if stays else [(64, "default"), (128, "yarn(factor=4)"), (256, "default")])
+
+
 def test_a_cheaper_encoding_that_may_be_too_bad_serves_no_length(models: ModelRegistry) -> None:
     """Its mean is within the tolerance, its interval reaches across: at the target and at the length before."""
     good = {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}

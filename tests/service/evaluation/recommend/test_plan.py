@@ -133,6 +133,7 @@ def test_every_window_shows_whether_the_model_copies(models: ModelRegistry) -> N
     own = [unit for unit in plan.units if unit.length == plan.schedule.reference]
     assert len(own) == plan.schedule.windows == 16
     assert {unit.subject.label for unit in own} == {"default"}
+    assert {unit.late for unit in own if isinstance(unit, RecallUnit)} == {0}, "all positions are trained"
     gains = {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}
     assert answered(planned(models), gains, (2.0, 0.15))[0].answer.recall_counts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from service.evaluation.documents import from_text, from_token_ids
 from service.evaluation.retrieval.grid import haystack_of
 from service.evaluation.retrieval.haystack import FILLER, Haystack, Hidden, with_hidden
 from service.evaluation.retrieval.plan import QUESTION, TASK, needle_drafts, passkey_drafts
+from service.evaluation.retrieval.prompts import PromptTokenizer, _longest
 from service.evaluation.retrieval.request import NeedleRequest, PasskeyRequest
 from tests.service.evaluation.prompting import ESSAY, PROMPTS, TOKENIZER, decoded
 
@@ -109,3 +111,36 @@ def test_documents_follow_one_another() -> None:
     assert haystack_of(texts, documents).cut(0, 2) == "First.\n\nSecond."
     with pytest.raises(InvalidEvaluation, match=r"^input: has no words"):
         haystack_of(["  \n"], [from_text("a", "  \n", TOKENIZER)])
+
+
+class Words:
+    """A tokenizer with a token for each word; neighbours that it does not know are one unknown token together."""
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        known = [1 + "abc".find(word) for word in text.split()]
+        return {"input_ids": [token for before, token in pairwise([1, *known]) if before or token]}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "expected"),
+    [("a b", " c a", [3, 1]), ("a x", " b", [2]), ("a x", " y", [0]), ("x", " y b", [2])],
+)
+def test_an_answer_has_tokens_where_the_prompt_takes_its_first(prompt: str, answer: str, expected: list[int]) -> None:
+    assert PromptTokenizer(Words(), None).answer_ids(prompt, answer) == expected
+
+
+@given(
+    pieces=st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any),
+    fixed=st.integers(1, 30),
+    room=st.integers(0, 400),
+)
+def test_prompts_have_as_much_filler_as_fits(pieces: list[int], fixed: int, room: int) -> None:
+    """Pieces of these tokens follow one another; of those that fit, none more does."""
+
+    def ids(count: int) -> list[int]:
+        whole, rest = divmod(count, len(pieces))
+        return [0] * (fixed + whole * sum(pieces) + sum(pieces[:rest]))
+
+    count, found = _longest(ids, fixed + room)
+    assert found == ids(count)
+    assert len(ids(count)) <= fixed + room < len(ids(count + 1))
