@@ -26,7 +26,7 @@ from service.jobs.storage.claims import Claimed, LeaseLost, Recorded, Taken
 from service.jobs.storage.outcomes import changed
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.results import Packed
-from service.jobs.storage.servers import ACCEPTED_S, Seen, Servers, any_unfinished
+from service.jobs.storage.servers import ACCEPTED_S, Seen, Servers, any_job_unfinished
 from service.jobs.storage.units import PLANNED, Finished, now
 
 
@@ -206,7 +206,7 @@ class JobQueue:
                 if unit.position in new:
                     units.add_finished(session, job, unit)
             is_ours = owns or bool(removed)
-            if not is_ours or units.any_unfinished(session, number):
+            if not is_ours or units.has_unfinished_units(session, number):
                 return Recorded.LEFT
             job.owner, job.lease_until = self._owner, now(session, self._lease_s)
             return Recorded.LAST
@@ -268,7 +268,7 @@ class JobQueue:
         with self._database.reading() as session:
             self._servers.forget_refused(session)
             self._forget_other_plans(session)
-            if not any_unfinished(session):
+            if not any_job_unfinished(session):
                 return
         with self._database.writing() as session:
             self._servers.hold(session, self._lease_s)

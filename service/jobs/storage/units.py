@@ -125,7 +125,7 @@ def finish(session: Session, job: int, owner: str, keys: Mapping[int, str]) -> s
     return set(session.scalars(delete(row).where(row.job == job, row.position.in_(same)).returning(row.position)))
 
 
-def any_unfinished(session: Session, job: int) -> bool:
+def has_unfinished_units(session: Session, job: int) -> bool:
     return bool(session.scalar(select(exists().where(UnfinishedUnit.job == job))))
 
 
