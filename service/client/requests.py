@@ -124,7 +124,7 @@ def comparison_path(jobs: Sequence[str], names: Sequence[str] | None, baseline: 
     return f"/comparisons/{ids or ','}/results.json" + (f"?{query}" if query else "")
 
 
-def file_path(job_id: str, file: str, include_text: bool = False, picture: str | None = None) -> str:
+def file_path(job_id: str, file: str, include_text: bool, picture: str | None = None) -> str:
     """The path of a job's file; a report is the standalone one."""
     asked = {"standalone": file.endswith(".html"), "include_text": include_text}
     wanted = {name: "true" for name, value in asked.items() if value}

@@ -150,7 +150,7 @@ def _has_several(content: str) -> bool:
 
 
 def check_outputs(
-    plots: list[Path] | None, report: Path | None = None, policy: Path | None = None, *, as_json: bool, as_csv: bool
+    plots: list[Path] | None, report: Path | None, policy: Path | None = None, *, as_json: bool, as_csv: bool
 ) -> None:
     """Refuse impossible outputs before the work begins.
 
