@@ -131,7 +131,7 @@ class JobQueue:
             job = self._owned(session, number)
             job.units_total, job.tokens_total = cost.units, cost.tokens
             found = units.finished_keys(session, number)
-            valid = {p for p, key in found.items() if p < len(keys) and keys[p] == key}
+            valid = units.finished_under(keys, found)
             units.remove_finished(session, job, found.keys() - valid)
             return valid
 

@@ -140,6 +140,11 @@ def finished_keys(session: Session, job: int) -> dict[int, str]:
     return dict(session.execute(rows).all())
 
 
+def finished_under(keys: Sequence[str], finished: Mapping[int, str]) -> set[int]:
+    """Positions of ``finished`` units that a plan with these ``keys`` has: another model or other code changes keys."""
+    return {position for position, key in finished.items() if position < len(keys) and keys[position] == key}
+
+
 def finished_among(session: Session, job: int, positions: Collection[int]) -> list[int]:
     """Those of ``positions`` whose units are finished."""
     if not positions:
