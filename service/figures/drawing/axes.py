@@ -28,6 +28,17 @@ def share_axis(title: str) -> dict[str, Any]:
     return {**linear_axis(title, -0.03, 1.03, ticks=shares), "ticktext": [percent(share) for share in shares]}
 
 
+def bar_share_axis(title: str) -> dict[str, Any]:
+    """From 0 to 100 % for bars, with room for the end of the longest."""
+    return {**linear_axis(title, 0, 1.05, ticks=[0, 0.5, 1]), "ticktext": ["0 %", "50 %", "100 %"]}
+
+
+def loss_axis(title: str, losses: Sequence[float]) -> dict[str, Any]:
+    """Linear axis over ``losses`` in nats, with a margin."""
+    margin = max(0.05 * (max(losses) - min(losses)), 0.02)
+    return linear_axis(title, min(losses) - margin, max(losses) + margin)
+
+
 def percent_bar(title: str) -> dict[str, Any]:
     """Colour bar from 0 to 100 %."""
     shares = [0, 0.25, 0.5, 0.75, 1]
