@@ -18,12 +18,12 @@ from sqlalchemy.orm import Session, undefer
 from service.evaluation.cost import Cost
 from service.evaluation.unit import Outcome
 from service.jobs.database.opening import Database
+from service.jobs.database.statements import changed
 from service.jobs.database.tables import Job, UnfinishedUnit
 from service.jobs.records import JobState
 from service.jobs.storage import outcomes, results, units
 from service.jobs.storage.abandoned import free_abandoned, give_up_if_stuck, is_gone, release
 from service.jobs.storage.claims import Claimed, LeaseLost, Recorded, Taken
-from service.jobs.storage.outcomes import changed
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.results import Packed
 from service.jobs.storage.servers import ACCEPTED_S, Seen, Servers, any_job_unfinished

@@ -14,10 +14,10 @@ from sqlalchemy import ColumnElement, and_, delete, exists, false, or_, select, 
 from sqlalchemy.orm import Session
 
 from service.jobs.address import setup_digest
+from service.jobs.database.statements import inserted
 from service.jobs.database.tables import Job, Server
 from service.jobs.records import UNFINISHED
 from service.jobs.storage.abandoned import is_gone
-from service.jobs.storage.outcomes import inserted
 from service.jobs.storage.units import now
 
 ACCEPTED_S = 30.0
