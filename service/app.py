@@ -28,6 +28,7 @@ from service.api.http.scope import RequestScope, Traffic
 from service.api.jobs import events, files, routes
 from service.api.jobs.partial import WithoutPartial
 from service.api.jobs.submission import Submissions
+from service.api.models import router as models_router
 from service.api.quotas import RATE_HEADERS, TokenRate
 from service.api.reference import page
 from service.api.reference.openapi import ABOUT, TAGS
@@ -122,7 +123,7 @@ def create_app(settings: Settings) -> FastAPI:
     errors.install(app)
     tracing.install(app, settings)
     # No router includes another: FastAPI would build the routes of both at start-up.
-    listings = (methods.router, figures.router, export.router, policies.router)
+    listings = (methods.router, models_router, figures.router, export.router, policies.router)
     # Anthropic's routes come first: they leave requests for a path of OpenAI's to it unless they are of its clients.
     routers = (generate.router, *evaluations.ROUTERS, *routes.ROUTERS, *anthropic.ROUTERS, *openai.ROUTERS, *listings)
     app.state.paths = [route.path for router in routers for route in router.routes if isinstance(route, APIRoute)]

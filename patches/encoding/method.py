@@ -58,7 +58,7 @@ class Method(KnownFields):
     cost: ClassVar[str] = "none"
     """Cost beyond that of ordinary attention."""
     rotates_at: ClassVar[str] = "cache_write"
-    """Place where keys rotate; each resolved recipe derives it again (a test compares)."""
+    """Place where keys rotate, ``never`` in other families; each resolved recipe derives it again (a test compares)."""
     family: ClassVar[Family] = "rotary"
     """Family of a checkpoint trained with this method."""
     variant: ClassVar[str | None] = None
@@ -69,6 +69,11 @@ class Method(KnownFields):
     """Names in papers and other systems, which errors translate."""
     unlabelled: ClassVar[frozenset[str]] = frozenset()
     """Fields that labels leave out."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.family != "rotary":
+            cls.rotates_at = "never"
 
     method: str
     attention_temperature: Temperature | None = Field(

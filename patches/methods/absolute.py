@@ -78,7 +78,6 @@ class Learned(Method):
     formula: ClassVar[str] = "x_p = token_p + T[p]"
     paper: ClassVar[str] = "arXiv:1705.03122"
     training_free: ClassVar[str] = "Exact up to the last row of the table, and refused after it."
-    rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "learned"
 
     method: Literal["learned"] = "learned"
@@ -99,7 +98,6 @@ class LearnedInterpolation(Method):
     paper: ClassVar[str] = "Position interpolation, arXiv:2306.15595, applied to a table"
     training_free: ClassVar[str] = "Runs past the table; quality falls far on weights not tuned for it."
     cost: ClassVar[str] = "two rows read per token"
-    rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "learned"
     multiples: ClassVar[tuple[float, ...]] = (1.0,)
 
@@ -136,7 +134,6 @@ class LearnedHierarchical(Method):
     paper: ClassVar[str] = "Su, kexue.fm 7947"
     training_free: ClassVar[str] = "Exact up to L0; past it a start for tuning."
     cost: ClassVar[str] = "three rows read per token"
-    rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "learned"
 
     method: Literal["learned_hierarchical"] = "learned_hierarchical"
@@ -170,7 +167,6 @@ class Sinusoidal(Method):
     formula: ClassVar[str] = "x_p = token_p + (sin(p f_i), cos(p f_i)), f_i = 10000^(-2i/d)"
     paper: ClassVar[str] = "arXiv:1706.03762"
     training_free: ClassVar[str] = "Exact up to the trained length; degrades soon after."
-    rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "sinusoidal"
 
     method: Literal["sinusoidal"] = "sinusoidal"
@@ -188,7 +184,6 @@ class SinusoidalInterpolation(Method):
     formula: ClassVar[str] = "x_p = token_p + (sin(p f_i / s), cos(p f_i / s)), f_i = 10000^(-2i/d)"
     paper: ClassVar[str] = "Position interpolation, arXiv:2306.15595, applied to sinusoids"
     training_free: ClassVar[str] = "Runs past the trained length; loses some quality on weights not tuned for it."
-    rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "sinusoidal"
     multiples: ClassVar[tuple[float, ...]] = (1.0,)
 

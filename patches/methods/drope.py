@@ -32,7 +32,6 @@ class Drope(Method):
     formula: ClassVar[str] = "score = (1 + c ln s) q . k / sqrt(d_h), c the coefficient"
     paper: ClassVar[str] = "DroPE, arXiv:2512.12167"
     training_free: ClassVar[str] = "A negative control on weights that were not recalibrated without rotation."
-    rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "none"
 
     method: Literal["drope"] = "drope"

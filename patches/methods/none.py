@@ -21,7 +21,6 @@ class NoPositions(Method):
     training_free: ClassVar[str] = (
         "For models trained or recalibrated without rotation; on a stock RoPE model a negative control."
     )
-    rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "none"
 
     method: Literal["none"] = "none"

@@ -58,7 +58,6 @@ def _waves(distances: int, width: int) -> torch.Tensor:
 
 
 class _Relative(Method):
-    rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "relative"
     scores: ClassVar[RelativeScores]
 

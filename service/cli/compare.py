@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from service.cli.jobs import Server, connected_to_jobs, whole
-from service.cli.shared.files import check_outputs, picture, save
+from service.cli.shared.files import check_outputs, save, save_pictures
 from service.cli.shared.measuring import AsCsv, PictureName, Plots, show
 from service.cli.shared.options import AsJson
 from service.cli.shared.terminal import fail, stdout
@@ -50,9 +50,7 @@ def compare(  # noqa: PLR0913 - one argument per option
     from service.evaluation.comparison.checks import NotComparable
     from service.evaluation.comparison.comparing import compared
 
-    check_outputs(plots, report, as_json=as_json, as_csv=as_csv)
-    if picture_name is not None and not plots:
-        raise typer.BadParameter("--picture needs --plot: it names the picture that --plot saves")
+    check_outputs(plots, picture_name, report, as_json=as_json, as_csv=as_csv)
     try:
         result = compared(*_found(results, server), baseline=baseline)
     except NotComparable as error:
@@ -68,8 +66,7 @@ def compare(  # noqa: PLR0913 - one argument per option
         from service.reports.html import report_of
 
         save(report, report_of(result).encode())
-    for path in plots or []:
-        save(path, picture(result, path, picture_name))
+    save_pictures(result, plots, picture_name)
 
 
 def _found(arguments: Sequence[str], server: str | None) -> tuple[list[EvaluationResult], list[str], list[str]]:

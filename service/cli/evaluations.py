@@ -17,7 +17,7 @@ from rich.text import Text
 from service.cli.shared.budget import MINUTES, minutes_of, submitted
 from service.cli.shared.client import connected
 from service.cli.shared.commands import twice
-from service.cli.shared.files import check_outputs, picture, save
+from service.cli.shared.files import check_outputs, save, save_pictures
 from service.cli.shared.following import finding_again, finish
 from service.cli.shared.measuring import (
     AsCsv,
@@ -195,11 +195,9 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
         if fields:
             print_fields(name)
             return
-        check_outputs(plots, report, policy, as_json=as_json, as_csv=as_csv)
+        check_outputs(plots, picture_name, report, policy, as_json=as_json, as_csv=as_csv)
         outputs = {"json": as_json, "csv": as_csv, "plot": plots, "report": report, "policy": policy}
         refuse_without_effect(server, background=background, cancel=cancel, **outputs)
-        if picture_name is not None and not plots:
-            raise typer.BadParameter("--picture needs --plot: it names the picture that --plot saves")
         if include_text and report is None:
             check_include_text(name, as_json=as_json)
         names = [option for parameter in context.command.params for option in parameter.opts]
@@ -223,8 +221,7 @@ def add_command(evaluation: Evaluation, app: typer.Typer) -> None:
                 if policy is not None and (made := result.policy(datetime.now(UTC))) is not None:
                     save(policy, made.model_dump_json(indent=2).encode())
                 # Last: only the result shows which names there are.
-                for path in plots or []:
-                    save(path, picture(result, path, picture_name))
+                save_pictures(result, plots, picture_name)
 
     _fit_options(run, evaluation)
     options: dict[str, Any] = {"help": help_text, "context_settings": {"ignore_unknown_options": True}}

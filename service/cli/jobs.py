@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -50,10 +49,9 @@ def connected_to_jobs(server: str | None) -> AbstractContextManager[Ropeway]:
 
 
 def _address(server: str | None) -> str:
-    """``server``, else ROPEWAY_URL, else the default address."""
-    from service.client.requests import DEFAULT_URL
+    from service.client.requests import address_of
 
-    return server or os.environ.get("ROPEWAY_URL") or DEFAULT_URL
+    return address_of(server)
 
 
 def whole(client: Ropeway, job_id: str) -> str:

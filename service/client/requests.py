@@ -74,13 +74,18 @@ def idempotent() -> dict[str, str]:
     return {"Idempotency-Key": uuid.uuid4().hex}
 
 
+def address_of(server: str | None) -> str:
+    """``server``, else ROPEWAY_URL, else the default address."""
+    return server or os.environ.get("ROPEWAY_URL") or DEFAULT_URL
+
+
 def connection(base_url: str | None, api_key: str | None, timeout: float | httpx.Timeout | None) -> dict[str, Any]:
     """Arguments of an httpx client. ROPEWAY_URL and ROPEWAY_API_KEY are the defaults.
 
     Raises:
         RopewayError: for a key that no header can have. The message has none of it.
     """
-    url = base_url or os.environ.get("ROPEWAY_URL") or DEFAULT_URL
+    url = address_of(base_url)
     key = api_key or os.environ.get("ROPEWAY_API_KEY")
     try:
         headers = {"Authorization": f"Bearer {checked_key(key)}"} if key else {}
@@ -124,7 +129,7 @@ def comparison_path(jobs: Sequence[str], names: Sequence[str] | None, baseline: 
     return f"/comparisons/{ids or ','}/results.json" + (f"?{query}" if query else "")
 
 
-def file_path(job_id: str, file: str, include_text: bool = False, picture: str | None = None) -> str:
+def file_path(job_id: str, file: str, include_text: bool, picture: str | None = None) -> str:
     """The path of a job's file; a report is the standalone one."""
     asked = {"standalone": file.endswith(".html"), "include_text": include_text}
     wanted = {name: "true" for name, value in asked.items() if value}

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, count
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -204,6 +205,12 @@ def complete_lengths(units: Sequence[Unit], finished: Collection[int]) -> tuple[
             complete.setdefault(unit.subject.method, set()).add(unit.length)
     shared = set.intersection(*complete.values()) if complete else set()
     return (list(complete), sorted(shared)) if shared else ([], [])
+
+
+def finished_stages(sizes: Iterable[int], finished: Collection[int]) -> int:
+    """The first stages, of ``sizes`` units each, that have no unit at a position outside ``finished``."""
+    unfinished = next(position for position in count() if position not in finished)
+    return sum(stop <= unfinished for stop in accumulate(sizes))
 
 
 def run_units(units: Sequence[Unit]) -> Generator[Progress, None, list[Outcome]]:

@@ -41,7 +41,7 @@ def versions_of(models: ModelRegistry) -> dict[str, str]:
     return {model.name: f"{model.fingerprint} {code_version()}" for model in models}
 
 
-def setup_of(names: Iterable[str], versions: Mapping[str, str]) -> str | None:
+def setup_digest(names: Iterable[str], versions: Mapping[str, str]) -> str | None:
     """SHA-256 in hex of the ``versions`` of the models that a job needs; None unless all of them are there. Outcomes of
     another setup may differ."""
     needed = {name: versions.get(name) for name in names}

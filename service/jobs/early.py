@@ -13,16 +13,15 @@ from sqlalchemy.orm import undefer
 
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.results import EvaluationResult, Part, Partial
-from service.evaluation.setup import setup_of
 from service.evaluation.unit import Outcome, Plan
 from service.jobs.database.opening import Database
 from service.jobs.database.tables import Job
-from service.jobs.planning import planned, replayed, request_of
+from service.jobs.planning import planned, replayed, request_of, result_of
 from service.jobs.records import ENDED_EARLY, JobState
 from service.jobs.storage import results
 from service.jobs.storage.results import Packed
 from service.jobs.storage.store import ID
-from service.jobs.storage.units import finished_keys
+from service.jobs.storage.units import finished_keys, finished_under
 from service.models.registry import ModelRegistry, UnknownModel
 from service.settings import Settings
 
@@ -81,7 +80,7 @@ def partial_result(
         if whole.plan.in_stages:
             whole, _ = replayed(whole, outcome)
         plan, keys, _ = whole
-        finished = {p for p, key in job.finished.items() if p < len(keys) and keys[p] == key}
+        finished = finished_under(keys, job.finished)
         reduced = plan.reduced(request, finished)
         if reduced is None:
             return None
@@ -90,10 +89,8 @@ def partial_result(
         return None
     if len(found) < len(part.keys):
         return None
-    result = part.plan.result(found)
+    result = result_of(part.plan, found, job.id, models)
     missing = Counter(unit.subject.label for position, unit in enumerate(plan.units) if position not in finished)
-    result.id, result.seconds = job.id, None
-    result.setup = setup_of(result.models(), models)
     lacks = lacking(plan, part.plan, finished)
     result.end_early(Partial(units_done=len(finished), units_total=len(keys), missing=dict(missing), lacks=lacks))
     return result

@@ -18,11 +18,10 @@ from service.engine.failures import EngineFailed, EngineStopping
 from service.engine.thread.out_of_memory import OutOfMemory
 from service.errors import ApiError
 from service.evaluation.scoring.pass_memory import held_tokens
-from service.evaluation.setup import setup_of
 from service.evaluation.unit import Outcome
 from service.jobs.active import ActiveJob, ActiveJobs
 from service.jobs.database.calls import RETRY_S, PatientCalls
-from service.jobs.planning import planned, request_of
+from service.jobs.planning import planned, request_of, result_of
 from service.jobs.records import AtWork
 from service.jobs.storage.claims import Claimed, LeaseLost, Recorded, Taken
 from service.jobs.storage.queue import JobQueue
@@ -274,10 +273,7 @@ class Execution:
             return
 
         def result() -> Packed:
-            result = job.plan.result(in_order)
-            result.id, result.seconds = job.id, None
-            result.setup = setup_of(result.models(), self._models)
-            return pack(result)
+            return pack(result_of(job.plan, in_order, job.id, self._models))
 
         if not await self._store_call(self._queue.finish, job.number, await self._beside(result)):
             raise LeaseLost

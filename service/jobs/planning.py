@@ -12,6 +12,8 @@ from patches import Method, problems_of
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.request import EvaluationRequest
+from service.evaluation.results import EvaluationResult
+from service.evaluation.setup import setup_of
 from service.evaluation.unit import Outcome, Plan, Unit
 from service.jobs.address import Addresses
 from service.models.registry import ModelRegistry
@@ -37,6 +39,13 @@ class Planned(NamedTuple):
         if plan is None:
             return None
         return Planned(plan, [*self.keys, *map(self.address, plan.units[len(self.keys) :])], self.address)
+
+
+def result_of(plan: Plan, outcomes: Sequence[Outcome], job_id: str, models: ModelRegistry) -> EvaluationResult:
+    """The result of a job, which has no time: it equals that of an uninterrupted run."""
+    result = plan.result(outcomes)
+    result.id, result.setup = job_id, setup_of(result.models(), models)
+    return result
 
 
 def request_of(body: dict[str, Any]) -> EvaluationRequest:

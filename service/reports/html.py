@@ -55,17 +55,16 @@ class MethodShown(NamedTuple):
 def report_of(
     result: EvaluationResult,
     job: JobInfo | None = None,
-    body: Mapping[str, Any] | None = None,
     *,
     include_text: bool = False,
     plotly: str | None = None,
 ) -> str:
-    """The whole page. ``body`` is what was posted; a job knows it itself, and without either the page says so. Its
-    texts are on the page only where ``include_text`` asks for them.
+    """The whole page. A job knows what was posted; without one the page says so. The texts of a request are on the page
+    only where ``include_text`` asks for them.
 
     With the address ``plotly`` the page loads Plotly's script from there; without it, everything is in the page.
     """
-    asked = body if job is None else job.request
+    asked = job and job.request
     shown = asked if include_text or not asked else without_texts(asked)
     numbers, tables = all_numbers(result, MOST_ROWS), summaries(result)
     return template("service.reports", "report.html").render(

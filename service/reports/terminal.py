@@ -25,13 +25,13 @@ Cells = Mapping[tuple[int, int], Item]
 """Cells of a table by row and length."""
 
 
-def table_of(result: EvaluationResult, width: int = 80) -> Table:
+def table_of(result: EvaluationResult, width: int) -> Table:
     """The main numbers, to print under the result's heading in ``width`` columns."""
     overview = result.overview()
     return _by_length(result, result.scores(), width) if overview is None else _overview(overview)
 
 
-def table_beside(changes: Changes, result: EvaluationResult, width: int = 80) -> Table:
+def table_beside(changes: Changes, result: EvaluationResult, width: int) -> Table:
     """Numbers beside those of partners, like those of ``table_of``. Sure ones have a star."""
     lengths = changes.lengths()
     shown = _shown(lengths, result.trained_length)

@@ -72,7 +72,6 @@ class Alibi(Method):
     )
     cost: ClassVar[str] = "an additive bias per score"
     variant: ClassVar[str | None] = "alibi"
-    rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "bias"
 
     method: Literal["alibi"] = "alibi"

@@ -33,7 +33,6 @@ class KerpleLog(Method):
     paper: ClassVar[str] = "KERPLE, arXiv:2205.09921"
     training_free: ClassVar[str] = "For models trained with it; on a RoPE checkpoint it removes the positions."
     cost: ClassVar[str] = "an additive bias per score"
-    rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "bias"
 
     method: Literal["kerple_log"] = "kerple_log"
@@ -57,7 +56,6 @@ class KerplePower(Method):
     paper: ClassVar[str] = "KERPLE, arXiv:2205.09921"
     training_free: ClassVar[str] = "For models trained with it; on a RoPE checkpoint it removes the positions."
     cost: ClassVar[str] = "an additive bias per score"
-    rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "bias"
 
     method: Literal["kerple_power"] = "kerple_power"

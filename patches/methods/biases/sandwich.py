@@ -128,7 +128,6 @@ class Sandwich(Method):
     paper: ClassVar[str] = "Sandwich, arXiv:2212.10356"
     training_free: ClassVar[str] = "For models trained with it; on a RoPE checkpoint it removes the positions."
     cost: ClassVar[str] = "an additive bias per score"
-    rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "bias"
 
     method: Literal["sandwich"] = "sandwich"

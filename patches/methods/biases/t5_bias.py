@@ -37,7 +37,6 @@ class T5Bias(Method):
     paper: ClassVar[str] = "T5, arXiv:1910.10683"
     training_free: ClassVar[str] = "None: the table is learned with the weights."
     cost: ClassVar[str] = "an additive bias per score"
-    rotates_at: ClassVar[str] = "never"
     family: ClassVar[Family] = "bias"
 
     method: Literal["t5_bias"] = "t5_bias"

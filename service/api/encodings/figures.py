@@ -14,9 +14,9 @@ from patches import KnownFields, Recipe, ResolvedRecipe, examples, label_of, par
 from service.api.encodings.auto import with_ranges
 from service.api.files import RenderedFiles, file_response
 from service.api.http.routing import Route
+from service.api.response_models.figures import Figures
 from service.engine.thread.cpu import end_openmp_threads
 from service.errors import bad_request
-from service.evaluation.results import Partial
 from service.figures.encodings.vectors import vector_norms
 from service.models.registry import ModelRegistry, ServedModel
 from service.policy.auto import Encoding
@@ -54,42 +54,11 @@ class DrawnEncoding(BaseModel):
     pe: dict[str, Any]
 
 
-class FigureInfo(BaseModel):
-    """A Plotly figure: its traces, and its layouts for wide and narrow pages. The titles are plain text."""
-
-    name: str
-    title: str
-    subtitle: str
-    caption: str
-    data: list[dict[str, Any]]
-    wide: dict[str, Any]
-    narrow: dict[str, Any]
-
-
-class Figures(BaseModel):
-    """Figures to draw with Plotly, whose script is at the path ``script``.
-
-    ``dark`` maps colours of light pages to those of dark ones.
-    """
-
-    figures: list[FigureInfo]
-    dark: dict[str, str]
-    script: str
-
-
 class EncodingFigures(Figures):
     model: str
     trained_length: int
     length: int
     encodings: list[DrawnEncoding]
-
-
-class ResultFigures(Figures):
-    """Figures of a result, and its answer in sentences; ``partial`` is that of a result without all methods."""
-
-    evaluation: str
-    words: list[str]
-    partial: Partial | None
 
 
 @router.post("/figures", response_model=EncodingFigures)

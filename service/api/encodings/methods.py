@@ -1,10 +1,9 @@
-"""``GET /methods``, ``GET /methods/{name}``, its frequencies, and ``GET /models``."""
+"""``GET /methods``, ``GET /methods/{name}``, and its frequencies."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
 from functools import cache
 from typing import Annotated, Any
 
@@ -25,16 +24,12 @@ from patches import (
     questions,
     unknown_method,
 )
-from service.api.encodings.auto import in_listings
 from service.api.files import RenderedFiles, file_response, sends
 from service.api.http.queries import AnyParameters, WholeNumber
 from service.api.http.routing import Route
 from service.api.response_models.encodings import FullMethodList, MethodInfo, MethodList, MethodSummary, ParameterInfo
-from service.api.response_models.models import MemoryInfo, ModelInfo, ModelList, QuantizationInfo
 from service.errors import ApiError, bad_request
-from service.models.linear.layers import products_of
-from service.models.linear.packing import has_packed_weights
-from service.models.registry import ModelRegistry, ServedModel
+from service.models.registry import ModelRegistry
 from service.reports.render import frequencies_of
 from service.reports.rendered import Rendered
 from service.reports.schema import type_text
@@ -115,13 +110,6 @@ async def frequencies_png(
 
     key = "frequencies", table.model, table.length, json.dumps(table.pe, sort_keys=True)
     return file_response(await files.get(key, make), request)
-
-
-@router.get("/models")
-async def models(request: Request) -> ModelList:
-    """The models in memory; the first is the default."""
-    registry: ModelRegistry = request.app.state.models
-    return ModelList(models=[await _info(served, request) for served in registry])
 
 
 def _check_known(name: str) -> None:
@@ -207,36 +195,4 @@ def _pair(index: int, before: float, after: float, trained_length: int) -> Pair:
         wavelength_before=2 * math.pi / before if before else None,
         wavelength_after=2 * math.pi / after if after else None,
         turns_in_trained_length=trained_length * after / (2 * math.pi),
-    )
-
-
-async def _info(served: ServedModel, request: Request) -> ModelInfo:
-    model, models = served.patch.model, request.app.state.models
-    names = {each.name for each in models}
-    return ModelInfo(
-        id=served.name,
-        default=served is models.default,
-        architecture=type(model).__name__,
-        fingerprint=served.contents,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        vocab_size=served.vocab_size,
-        trained_length=served.trained_length,
-        window=served.patch.geometry.window,
-        max_length=served.max_length,
-        pe=served.patch.describe(parse({"method": "default"}), served.trained_length),
-        auto=await in_listings(served, request),
-        variants={kind: name for kind, name in served.variants.items() if name in names},
-        device=str(model.device),
-        dtype=str(model.dtype).removeprefix("torch."),
-        engine=served.engine.choice.kind,
-        engine_reason=served.engine.choice.reason,
-        tensor_parallel=served.patch.ranks.size,
-        attention=served.engine.choice.attention,
-        cuda_graphs=served.engine.choice.graphs,
-        recorded_steps=served.engine.choice.recorded,
-        base=served.base,
-        quantization=None if served.quantization is None else QuantizationInfo(**asdict(served.quantization)),
-        packed_weights=has_packed_weights(model),
-        products=products_of(model),
-        memory=MemoryInfo(**asdict(served.memory)),
     )

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from service import context
-from service.api.encodings.figures import ResultFigures
 from service.api.files import PictureName, RenderedFiles, Standalone, file_response, sends
 from service.api.http.routing import Route
 from service.api.jobs.files import result_of
+from service.api.response_models.figures import ResultFigures
 from service.errors import bad_request
 from service.evaluation.comparison.results import ComparisonResult
 from service.reports.render import comparison_of

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from service import context
-from service.api.encodings.figures import ResultFigures
 from service.api.files import PictureName, Standalone, json_response, result_file, sends, unpacked_response
 from service.api.http.routing import Route
 from service.api.jobs import partial, prompts
 from service.api.jobs.lookup import job_info, stored_job
 from service.api.jobs.prompts import WithPrompts
+from service.api.response_models.figures import ResultFigures
 from service.api.response_models.jobs import UnitList
 from service.api.store import store_of, stored
 from service.errors import ApiError

@@ -19,7 +19,7 @@ from service.api.response_models.jobs import JobList, PlanInfo
 from service.api.store import store_of, stored
 from service.evaluation.catalogue import EVALUATIONS, any_request, plan_of
 from service.evaluation.request import EvaluationRequest
-from service.jobs.address import setup_of, versions_of
+from service.jobs.address import setup_digest, versions_of
 from service.jobs.records import ENDED_EARLY, UNFINISHED, JobInfo, JobState
 from service.jobs.storage.terms import Terms
 
@@ -100,7 +100,7 @@ async def resume(job_id: str, request: Request) -> Any:
     job stays as it is, a done one is a 409. With a damaged result, it makes that again."""
     info = await stored_job(job_id, request)
     state = request.app.state
-    terms = Terms(most_jobs=state.settings.max_jobs, setup=setup_of(info.models, versions_of(state.models)))
+    terms = Terms(most_jobs=state.settings.max_jobs, setup=setup_digest(info.models, versions_of(state.models)))
     store, tenant = store_of(request), context.current().tenant
     if info.state in ENDED_EARLY:
         try:

@@ -19,7 +19,7 @@ from service.errors import ApiError, bad_request
 from service.evaluation.catalogue import plan_of
 from service.evaluation.request import EvaluationRequest
 from service.inputs import matching
-from service.jobs.address import setup_of, versions_of
+from service.jobs.address import setup_digest, versions_of
 from service.jobs.records import JobInfo
 from service.jobs.storage.refusals import IdempotencyMismatch, JobDone, TooManyJobBytes, TooManyJobs, UnknownJob
 from service.jobs.storage.terms import Terms
@@ -86,7 +86,7 @@ async def _queued(body: EvaluationRequest, request: Request, key: str | None = N
     plan = await state.workers.run(plan_of, body, state.models, state.settings)
     log_prompts(request, body.texts())
     names = sorted({unit.subject.model for unit in plan.units})
-    terms = terms._replace(setup=setup_of(names, versions_of(state.models)))
+    terms = terms._replace(setup=setup_digest(names, versions_of(state.models)))
     size = {"units": plan.cost.units, "tokens": plan.tokens}
     tenant, add = context.current().tenant, store_of(request).add
     job = await charged(request, plan.tokens, add, tenant, body, models=names, terms=terms, **size)

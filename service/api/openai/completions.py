@@ -58,7 +58,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         echoed=body.echo,
         add_special_tokens=body.add_special_tokens,
         min_tokens=body.min_tokens,
-        keeps=body.kept,
+        keeps=body.keeps,
         cache_salt=body.cache_salt,
         structure=body.structure(),
         bad_words=await sequences(body, name.target.model),

@@ -62,6 +62,11 @@ class Asked(OpenAIDrawing, Limited):
         """The grammar that OpenAI's own field asks for."""
         return None
 
+    @property
+    def keeps(self) -> Kept | None:
+        """Tokens that a prompt keeps at most."""
+        return None
+
     @override
     def structure(self) -> Structure | None:
         own, theirs = super().structure(), self.format_structure
@@ -136,8 +141,8 @@ class GenerationBody(OpenAIFields, Asked):
         return None if self.response_format is None else self.response_format.structure("response_format")
 
     @property
-    def kept(self) -> Kept | None:
-        """Tokens that a prompt keeps at most."""
+    @override
+    def keeps(self) -> Kept | None:
         most = self.truncate_prompt_tokens
         return None if most is None else Kept(most, self.truncation_side)
 
@@ -252,11 +257,6 @@ class ConversationBody(TurnsBody, Asked):
         """The field of the most new tokens, and its value."""
 
     @property
-    def keeps(self) -> Kept | None:
-        """Tokens that a prompt keeps at most."""
-        return None
-
-    @property
     def shortens(self) -> bool:
         """True if the conversation may lose its beginning to fit."""
         return False
@@ -324,11 +324,6 @@ class ChatRequest(ParallelCalls, ConversationBody, GenerationBody):
     @override
     def effort(self) -> tuple[str, str | None]:
         return "reasoning_effort", self.reasoning_effort
-
-    @property
-    @override
-    def keeps(self) -> Kept | None:
-        return self.kept
 
     @property
     @override

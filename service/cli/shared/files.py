@@ -150,14 +150,22 @@ def _has_several(content: str) -> bool:
 
 
 def check_outputs(
-    plots: list[Path] | None, report: Path | None = None, policy: Path | None = None, *, as_json: bool, as_csv: bool
+    plots: list[Path] | None,
+    picture_name: str | None,
+    report: Path | None,
+    policy: Path | None = None,
+    *,
+    as_json: bool,
+    as_csv: bool,
 ) -> None:
     """Refuse impossible outputs before the work begins.
 
     Raises:
-        typer.BadParameter: for two formats, another picture suffix or an unusable file.
+        typer.BadParameter: for two formats, another picture suffix, the name of a picture alone, or an unusable file.
     """
     refuse_several({"--json": as_json, "--csv": as_csv})
+    if picture_name is not None and not plots:
+        raise typer.BadParameter("--picture needs --plot: it names the picture that --plot saves")
     for path in plots or []:
         if path.suffix.lower() not in PICTURES:
             raise typer.BadParameter(f"{str(path)!r} must end in {', '.join(PICTURES)}", param_hint="--plot")
@@ -286,3 +294,9 @@ def picture(result: EvaluationResult, path: Path, name: str | None = None) -> by
                 return html_of(result, name=name).encode()
     except NoSuchPicture as error:
         fail(f"--picture: {error}")
+
+
+def save_pictures(result: EvaluationResult, plots: list[Path] | None, name: str | None) -> None:
+    """Save the picture called ``name``, or the first, to each of ``plots``."""
+    for path in plots or []:
+        save(path, picture(result, path, name))

@@ -24,7 +24,7 @@ def is_whole_on_cpu(model: Any) -> bool:
     return model.device.type == "cpu" and not is_divided(model)
 
 
-def batching_config(limits: EngineLimits, *, divided: bool = False) -> ContinuousBatchingConfig:
+def batching_config(limits: EngineLimits, *, divided: bool) -> ContinuousBatchingConfig:
     """Continuous batching of transformers within ``limits``, without those of its parts that ours replace.
 
     A ``divided`` cache gets its memory from us.

@@ -25,7 +25,7 @@ from service.evaluation.recommend.rounds import Schedule
 from service.evaluation.recommend.unit import SHORTEST, Layout, RecallUnit
 from service.evaluation.results import DocumentInfo, Part
 from service.evaluation.scoring.places import Places, places_of
-from service.evaluation.unit import Outcome, Plan, Subject, Unit
+from service.evaluation.unit import Outcome, Plan, Subject, Unit, finished_stages
 from service.evaluation.words import measured_text, skipped_text
 from service.models.policies import out_of_reach
 from service.models.registry import ModelRegistry, ServedModel
@@ -179,12 +179,8 @@ class RecommendPlan(Plan):
 
     def reduced(self, request: Any, finished: Collection[int]) -> Any | None:
         """``request`` with those of its rounds that are finished."""
-        rounds = stop = 0
-        for stage in self.stages:
-            begin, stop = stop, stop + sum(reading.stop - reading.begin for reading in stage)
-            if not all(position in finished for position in range(begin, stop)):
-                break
-            rounds += 1
+        sizes = (sum(reading.stop - reading.begin for reading in stage) for stage in self.stages)
+        rounds = finished_stages(sizes, finished)
         return request.model_copy(update={"rounds": rounds}) if rounds else None
 
 

@@ -32,7 +32,7 @@ from service.evaluation.search.request import SearchRequest
 from service.evaluation.search.results import Answer, Generation, SearchResult
 from service.evaluation.search.unit import LateUnit, scored_of
 from service.evaluation.search.words import sentences, surely_beaten
-from service.evaluation.unit import Outcome, Plan, Subject, Unit
+from service.evaluation.unit import Outcome, Plan, Subject, Unit, finished_stages
 from service.evaluation.words import measured_text, skipped_text
 from service.models.policies import out_of_reach
 from service.models.registry import ModelRegistry, ServedModel
@@ -165,12 +165,9 @@ class SearchPlan(Plan):
 
     def reduced(self, request: Any, finished: Collection[int]) -> Any | None:
         """``request`` with those of its generations that are finished."""
-        done, stop = 0, len(self.compared) * len(self.places.windows)
-        for generation in self.bred:
-            stop += len(generation) * len(self.places.windows)
-            if not all(position in finished for position in range(stop)):
-                break
-            done += 1
+        sizes = [len(generation) * len(self.places.windows) for generation in self.bred]
+        sizes[0] += len(self.compared) * len(self.places.windows)
+        done = finished_stages(sizes, finished)
         return request.model_copy(update={"stop_after": done}) if done else None
 
 

@@ -28,6 +28,17 @@ def share_axis(title: str) -> dict[str, Any]:
     return {**linear_axis(title, -0.03, 1.03, ticks=shares), "ticktext": [percent(share) for share in shares]}
 
 
+def bar_share_axis(title: str) -> dict[str, Any]:
+    """From 0 to 100 % for bars, with room for the end of the longest."""
+    return {**linear_axis(title, 0, 1.05, ticks=[0, 0.5, 1]), "ticktext": ["0 %", "50 %", "100 %"]}
+
+
+def loss_axis(title: str, losses: Sequence[float]) -> dict[str, Any]:
+    """Linear axis over ``losses`` in nats, with a margin."""
+    margin = max(0.05 * (max(losses) - min(losses)), 0.02)
+    return linear_axis(title, min(losses) - margin, max(losses) + margin)
+
+
 def percent_bar(title: str) -> dict[str, Any]:
     """Colour bar from 0 to 100 %."""
     shares = [0, 0.25, 0.5, 0.75, 1]
@@ -52,14 +63,12 @@ Ends = tuple[float, float]
 Item = TypeVar("Item")
 
 
-def value_axis(
-    title: str, curves: Sequence[Sequence[float]], intervals: Sequence[Sequence[Ends]] | None = None
-) -> dict[str, Any]:
+def value_axis(title: str, curves: Sequence[Sequence[float]], intervals: Sequence[Sequence[Ends]]) -> dict[str, Any]:
     """Logarithmic axis over ``value_range``."""
     return log_axis(title, *value_range(curves, intervals))
 
 
-def value_range(curves: Sequence[Sequence[float]], intervals: Sequence[Sequence[Ends]] | None = None) -> Ends:
+def value_range(curves: Sequence[Sequence[float]], intervals: Sequence[Sequence[Ends]]) -> Ends:
     """Ends of a logarithmic axis over the values of several curves, with a margin.
 
     A curve above ``OFF_SCALE`` or ``MOST_RANGE`` leaves the axis. Intervals, a pair of ends per value, widen the axis
@@ -69,7 +78,7 @@ def value_range(curves: Sequence[Sequence[float]], intervals: Sequence[Sequence[
     least = min(value for curve in curves for value in curve)
     most = min(max(highest), OFF_SCALE * median_low(highest), MOST_RANGE * least)
     low, high = least, most
-    for curve, ends in zip(curves, intervals or (), strict=intervals is not None):
+    for curve, ends in zip(curves, intervals, strict=True):
         low = min([low, *(max(end, least / 2) for end, _ in ends)])
         high = max([high, *(min(end, 2 * most) for value, (_, end) in zip(curve, ends, strict=True) if value <= most)])
     margin = max((high / low) ** 0.04, 1.02)

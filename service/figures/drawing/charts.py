@@ -90,7 +90,7 @@ def note(figure: go.Figure, text: str) -> None:
     subtitle.text = f"{label(text, 200)} · {subtitle.text}" if subtitle.text else label(text, 200)
 
 
-def room_for(names: Sequence[str], extra: int = 0) -> int:
+def room_for(names: Sequence[str], extra: int) -> int:
     """Width of the longest of ``names`` as a label, and ``extra``, pixels."""
     return int(CHAR * max(map(len, different(names, LABEL_CHARS).values()), default=0)) + extra
 

@@ -65,7 +65,7 @@ def value_ticks(low: float, high: float, most: int = 10) -> list[float]:
     return next((ticks for ticks in inside if len(ticks) <= most), inside[-1])
 
 
-def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
+def linear_ticks(low: float, high: float, most: int) -> list[float]:
     """Multiples of a round step between ``low`` and ``high``: at least two, at most ``most`` + 1."""
     least = (high - low) / most
     power = 10.0 ** math.floor(math.log10(least))

@@ -10,7 +10,7 @@ from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.probe.results import ProbeResult
 from service.evaluation.results import documents_text, name_of
 from service.evaluation.statistics.nll import PositionBucket
-from service.figures.drawing.axes import linear_axis, log_axis
+from service.figures.drawing.axes import linear_axis, log_axis, loss_axis
 from service.figures.drawing.charts import mark_trained, new_figure
 from service.figures.drawing.curves import Curve, add_curves
 from service.figures.drawing.style import linear_ticks
@@ -37,8 +37,7 @@ def nll_by_position(result: PerplexityResult | ProbeResult) -> Picture | None:
     figure = new_figure(title, f"{bins}{documents_text(result.documents)}")
     x = _axis(edges, linear=width is not None)
     nll = [bucket.nll_mean for _, bucket in buckets]
-    margin = max(0.05 * (max(nll) - min(nll)), 0.02)
-    figure.update_layout(xaxis=x, yaxis=linear_axis("NLL, nats per token", min(nll) - margin, max(nll) + margin))
+    figure.update_layout(xaxis=x, yaxis=loss_axis("NLL, nats per token", nll))
     mark_trained(figure, result.trained_length, x)
     add_curves(
         figure,

@@ -10,7 +10,7 @@ from service.evaluation.recommend.results import OTHERS, AtLength, RecommendMeth
 from service.evaluation.results import Row, name_of
 from service.evaluation.scores import ENDS, Interval, interval_columns
 from service.evaluation.statistics.pieces import LEAST
-from service.figures.drawing.axes import linear_axis
+from service.figures.drawing.axes import bar_share_axis, linear_axis
 from service.figures.drawing.bars import Bar, add_bars
 from service.figures.drawing.charts import new_figure
 from service.figures.looks import looks
@@ -68,7 +68,7 @@ def _bars(result: RecommendResult, measure: _Measure) -> Picture:
     figure = new_figure(title, f"★ recommended · trained length {result.trained_length:,} tokens")
     values = [measure.value(at) for _, at in found]
     if measure.name == "recall":
-        axis = {**linear_axis(measure.title, 0, 1.05, ticks=[0, 0.5, 1]), "ticktext": ["0 %", "50 %", "100 %"]}
+        axis = bar_share_axis(measure.title)
     else:
         reached = [*values, *(end for bar in bars if bar.interval for end in bar.interval)]
         axis = linear_axis(f"{measure.title}, nats", min(0.0, *reached), 1.1 * max(0.1, *reached))

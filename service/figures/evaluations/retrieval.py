@@ -11,7 +11,7 @@ from service.evaluation.formatting import counted, percent
 from service.evaluation.results import Row, documents_text, name_of
 from service.evaluation.retrieval.results import Averages, DepthResult, DepthScore
 from service.evaluation.ruler.results import RulerResult
-from service.figures.drawing.axes import category_axis, linear_axis, percent_bar, share_axis, token_axis
+from service.figures.drawing.axes import category_axis, loss_axis, percent_bar, share_axis, token_axis
 from service.figures.drawing.charts import mark_trained, new_figure, note
 from service.figures.drawing.curves import INTERVALS, Curve, add_curves, interval_text
 from service.figures.drawing.panels import WRITTEN, Axes, cells_drawn, heat_maps, table_panel
@@ -130,9 +130,7 @@ def answer_by_length(result: DepthResult, why: str) -> Picture:
     x = token_axis("length, tokens", result.lengths, result.trained_length)
     figure = new_figure(title, f"over all depths · {_asked(result)}")
     values = [at.answer_nll for method in result.methods for at in method.lengths]
-    margin = max(0.05 * (max(values) - min(values)), 0.02)
-    y = linear_axis("NLL of the answer, nats per token", min(values) - margin, max(values) + margin)
-    figure.update_layout(xaxis=x, yaxis=y)
+    figure.update_layout(xaxis=x, yaxis=loss_axis("NLL of the answer, nats per token", values))
     mark_trained(figure, result.trained_length, x)
     add_curves(
         figure,

@@ -10,7 +10,7 @@ from service.evaluation.results import Row, name_of
 from service.evaluation.scores import ENDS, Scores, interval_columns
 from service.evaluation.statistics.separation import verdict_note
 from service.evaluation.sweep.results import Judgement, SweepResult
-from service.figures.drawing.axes import linear_axis, log_axis
+from service.figures.drawing.axes import bar_share_axis, log_axis
 from service.figures.drawing.bars import Bar, add_bars
 from service.figures.drawing.charts import SUBTITLE, new_figure, note
 from service.figures.drawing.style import FAINT
@@ -87,7 +87,7 @@ def _axis(title: str, shown: Sequence[float], ends: Sequence[float], share: bool
     factor of two."""
     known = [*shown, *(min(max(end, min(shown) / 2), 2 * max(shown)) for end in ends)]
     if share:
-        return {**linear_axis(title, 0, 1.05, ticks=[0, 0.5, 1]), "ticktext": ["0 %", "50 %", "100 %"]}
+        return bar_share_axis(title)
     return log_axis(f"{title}, logarithmic", 1.0, 1.3 * max(known, default=1.0))
 
 

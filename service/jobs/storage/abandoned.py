@@ -9,9 +9,9 @@ from sqlalchemy import and_, case, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.jobs.database.opening import Database
+from service.jobs.database.statements import changed
 from service.jobs.database.tables import Job, UnfinishedUnit
 from service.jobs.storage import units
-from service.jobs.storage.outcomes import changed
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.units import now
 

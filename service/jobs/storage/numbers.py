@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
+from service.jobs.database.statements import is_postgresql
 from service.jobs.database.tables import Job
 
 
@@ -15,7 +16,7 @@ def give_number(session: Session, job: Job) -> None:
     ``user_version``, which SQLite leaves to programs and changes with the transaction. A migration to AUTOINCREMENT
     would rebuild the table, and a dropped table deletes all that refers to it.
     """
-    if session.get_bind().dialect.name != "sqlite":
+    if is_postgresql(session):
         return
     given = session.scalar(text("PRAGMA user_version")) or 0
     left = session.scalar(select(func.max(Job.number))) or 0

@@ -6,17 +6,16 @@ import hashlib
 import io
 import zipfile
 from datetime import UTC, datetime
-from typing import Any, cast
 
 import numpy as np
 import structlog
-from sqlalchemy import CursorResult, Insert, delete, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from service.evaluation.unit import Outcome
 from service.jobs.database.opening import Database
-from service.jobs.database.tables import Base, FinishedUnit, Job, StoredOutcome
+from service.jobs.database.statements import delete_listed, inserted
+from service.jobs.database.tables import FinishedUnit, Job, StoredOutcome
 from service.jobs.records import UNFINISHED
 
 log = structlog.get_logger()
@@ -50,16 +49,6 @@ def put(session: Session, key: str, data: bytes) -> None:
     values = {"key": key, "checksum": _checksum(key, data), "size": len(data), "used_at": datetime.now(UTC)}
     values["data"] = data
     session.execute(inserted(session, StoredOutcome, values, replaces=True))
-
-
-def inserted(session: Session, table: type[Base], values: dict[str, Any], *, replaces: bool) -> Insert:
-    """The statement that adds a row. A row with its key stays as it is, unless it ``replaces`` that."""
-    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-    statement = insert(table).values(values)
-    keys = list(table.__mapper__.primary_key)
-    if replaces:
-        return statement.on_conflict_do_update(index_elements=keys, set_=values)
-    return statement.on_conflict_do_nothing(index_elements=keys)
 
 
 def read(database: Database, key: str) -> Outcome | None:
@@ -108,11 +97,5 @@ def prune(session: Session, most_bytes: int) -> int:
             break
         leaving.append(key)
         excess -= size
-    for start in range(0, len(leaving), 500):
-        session.execute(delete(StoredOutcome).where(StoredOutcome.key.in_(leaving[start : start + 500])))
+    delete_listed(session, StoredOutcome.key, leaving)
     return len(leaving)
-
-
-def changed(result: object) -> int:
-    """Number of rows that an UPDATE or DELETE changed."""
-    return cast("CursorResult[object]", result).rowcount

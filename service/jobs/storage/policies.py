@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 from sqlalchemy.orm import Session
 
+from service.jobs.database.statements import inserted
 from service.jobs.database.tables import StoredPolicy
-from service.jobs.storage.outcomes import inserted
 from service.policy.policy import Policy, parse_policy
 
 

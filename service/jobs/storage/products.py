@@ -9,8 +9,8 @@ import structlog
 from sqlalchemy import select
 
 from service.jobs.database.opening import Database, StoreOutOfReach
+from service.jobs.database.statements import inserted
 from service.jobs.database.tables import KeptProducts
-from service.jobs.storage.outcomes import inserted
 
 log = structlog.get_logger()
 

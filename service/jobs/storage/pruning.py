@@ -10,10 +10,10 @@ from sqlalchemy import ColumnElement, Text, and_, delete, select, type_coerce
 from sqlalchemy.orm import Session
 
 from service.jobs.database.opening import Database
+from service.jobs.database.statements import changed
 from service.jobs.database.tables import FinishedUnit, Job, StoredOutcome
 from service.jobs.records import UNFINISHED
 from service.jobs.storage import outcomes
-from service.jobs.storage.outcomes import changed
 from service.jobs.storage.servers import remove_lapsed
 from service.jobs.storage.units import now
 

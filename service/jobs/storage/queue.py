@@ -18,15 +18,15 @@ from sqlalchemy.orm import Session, undefer
 from service.evaluation.cost import Cost
 from service.evaluation.unit import Outcome
 from service.jobs.database.opening import Database
+from service.jobs.database.statements import changed
 from service.jobs.database.tables import Job, UnfinishedUnit
 from service.jobs.records import JobState
 from service.jobs.storage import outcomes, results, units
 from service.jobs.storage.abandoned import free_abandoned, give_up_if_stuck, is_gone, release
 from service.jobs.storage.claims import Claimed, LeaseLost, Recorded, Taken
-from service.jobs.storage.outcomes import changed
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.results import Packed
-from service.jobs.storage.servers import ACCEPTED_S, Seen, Servers, any_unfinished
+from service.jobs.storage.servers import ACCEPTED_S, Seen, Servers, any_job_unfinished
 from service.jobs.storage.units import PLANNED, Finished, now
 
 
@@ -131,7 +131,7 @@ class JobQueue:
             job = self._owned(session, number)
             job.units_total, job.tokens_total = cost.units, cost.tokens
             found = units.finished_keys(session, number)
-            valid = {p for p, key in found.items() if p < len(keys) and keys[p] == key}
+            valid = units.finished_under(keys, found)
             units.remove_finished(session, job, found.keys() - valid)
             return valid
 
@@ -206,7 +206,7 @@ class JobQueue:
                 if unit.position in new:
                     units.add_finished(session, job, unit)
             is_ours = owns or bool(removed)
-            if not is_ours or units.any_unfinished(session, number):
+            if not is_ours or units.has_unfinished_units(session, number):
                 return Recorded.LEFT
             job.owner, job.lease_until = self._owner, now(session, self._lease_s)
             return Recorded.LAST
@@ -268,7 +268,7 @@ class JobQueue:
         with self._database.reading() as session:
             self._servers.forget_refused(session)
             self._forget_other_plans(session)
-            if not any_unfinished(session):
+            if not any_job_unfinished(session):
                 return
         with self._database.writing() as session:
             self._servers.hold(session, self._lease_s)

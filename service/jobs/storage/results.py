@@ -12,10 +12,11 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import structlog
-from sqlalchemy import ColumnElement, and_, delete, exists, func, select
+from sqlalchemy import ColumnElement, and_, exists, func, select
 from sqlalchemy.orm import Session
 
 from service.evaluation.results import EvaluationResult
+from service.jobs.database.statements import delete_listed
 from service.jobs.database.tables import StoredResult
 from service.jobs.storage.refusals import ResultDamaged
 
@@ -114,8 +115,7 @@ def prune(session: Session, tenant: str, most: int, most_bytes: int) -> None:
         kept += size
         if index >= most or (index and kept > most_bytes):
             leaving.append(result_id)
-    for start in range(0, len(leaving), 500):
-        session.execute(delete(StoredResult).where(StoredResult.id.in_(leaving[start : start + 500])))
+    delete_listed(session, StoredResult.id, leaving)
 
 
 def _of_no_job(tenant: str) -> ColumnElement[bool]:

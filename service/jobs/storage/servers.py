@@ -13,11 +13,11 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, and_, delete, exists, false, or_, select, update
 from sqlalchemy.orm import Session
 
-from service.jobs.address import setup_of
+from service.jobs.address import setup_digest
+from service.jobs.database.statements import inserted
 from service.jobs.database.tables import Job, Server
 from service.jobs.records import UNFINISHED
 from service.jobs.storage.abandoned import is_gone
-from service.jobs.storage.outcomes import inserted
 from service.jobs.storage.units import now
 
 ACCEPTED_S = 30.0
@@ -43,7 +43,7 @@ class Servers:
 
     def setup(self, models: str) -> str | None:
         """The setup for models, as a job has them; None unless all are served."""
-        return setup_of(json.loads(models), self._versions)
+        return setup_digest(json.loads(models), self._versions)
 
     def seen(self, session: Session, model: str | None = None) -> Seen:
         """The unfinished jobs now; ``models`` are those with ``model``."""
@@ -53,7 +53,9 @@ class Servers:
         new = and_(Job.state == "queued", Job.lease_until.is_not(None), Job.lease_until > now(session))
         others = select(Server).where(Server.owner != self._owner, Server.lease_until > now(session))
         taken = [
-            _takes(models, setup_of(json.loads(models), server.versions), server.refused, server.only_own, server.owner)
+            _takes(
+                models, setup_digest(json.loads(models), server.versions), server.refused, server.only_own, server.owner
+            )
             for server in session.scalars(others)
             if not is_gone(server.owner)
             for models in every
@@ -86,7 +88,7 @@ class Servers:
         session.execute(update(Job).where(Job.number.in_(numbers)).values(lease_until=None))
 
 
-def any_unfinished(session: Session) -> bool:
+def any_job_unfinished(session: Session) -> bool:
     """True if a job is queued or running."""
     return bool(session.scalar(select(exists().where(Job.state.in_(UNFINISHED)))))
 

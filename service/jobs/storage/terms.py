@@ -7,6 +7,7 @@ from typing import NamedTuple
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
+from service.jobs.database.statements import is_postgresql
 from service.jobs.database.tables import Job
 from service.jobs.records import UNFINISHED
 from service.jobs.storage.refusals import TooManyJobBytes, TooManyJobs
@@ -47,5 +48,5 @@ ANY = Terms()
 
 def alone(session: Session, tenant: str) -> None:
     """Keep others from adding jobs of ``tenant`` until the transaction ends. SQLite's writers are alone anyway."""
-    if session.get_bind().dialect.name == "postgresql":
+    if is_postgresql(session):
         session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:tenant, 0))"), {"tenant": tenant})

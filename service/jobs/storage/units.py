@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import DateTime, and_, delete, exists, func, insert, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
+from service.jobs.database.statements import delete_listed, is_postgresql
 from service.jobs.database.tables import FinishedUnit, Job, StoredOutcome, UnfinishedUnit
-
-VALUES = 500
-"""Values in one statement; databases take some thousands at most."""
 
 PLANNED = exists().where(UnfinishedUnit.job == Job.number)
 """True for a job with unfinished units."""
@@ -44,7 +42,7 @@ class ClaimedUnit(NamedTuple):
 def now(session: Session, after_s: float = 0.0) -> Any:
     """The database's time in ``after_s`` seconds, for statements: the clocks of several machines differ."""
     after = timedelta(seconds=after_s)
-    if session.get_bind().dialect.name == "postgresql":
+    if is_postgresql(session):
         return func.clock_timestamp(type_=DateTime(timezone=True)) + after
     return datetime.now(UTC) + after  # SQLite serves one machine
 
@@ -125,7 +123,7 @@ def finish(session: Session, job: int, owner: str, keys: Mapping[int, str]) -> s
     return set(session.scalars(delete(row).where(row.job == job, row.position.in_(same)).returning(row.position)))
 
 
-def any_unfinished(session: Session, job: int) -> bool:
+def has_unfinished_units(session: Session, job: int) -> bool:
     return bool(session.scalar(select(exists().where(UnfinishedUnit.job == job))))
 
 
@@ -138,6 +136,11 @@ def finished_keys(session: Session, job: int) -> dict[int, str]:
     """Position -> key of the finished units of a job."""
     rows = select(FinishedUnit.position, FinishedUnit.key).where(FinishedUnit.job == job)
     return dict(session.execute(rows).all())
+
+
+def finished_under(keys: Sequence[str], finished: Mapping[int, str]) -> set[int]:
+    """Positions of ``finished`` units that a plan with these ``keys`` has: another model or other code changes keys."""
+    return {position for position, key in finished.items() if position < len(keys) and keys[position] == key}
 
 
 def finished_among(session: Session, job: int, positions: Collection[int]) -> list[int]:
@@ -170,10 +173,7 @@ def remove_finished(session: Session, job: Job, positions: Collection[int]) -> N
     if not positions:
         return
     of_job = FinishedUnit.job == job.number
-    listed: Sequence[int] = sorted(positions)
-    for start in range(0, len(listed), VALUES):
-        some = FinishedUnit.position.in_(listed[start : start + VALUES])
-        session.execute(delete(FinishedUnit).where(of_job, some))
+    delete_listed(session, FinishedUnit.position, sorted(positions), of_job)
     rows = session.execute(select(FinishedUnit.reused, FinishedUnit.tokens, FinishedUnit.seconds).where(of_job)).all()
     job.units_done, job.units_reused = len(rows), sum(reused for reused, _, _ in rows)
     job.tokens_done = sum(tokens for _, tokens, _ in rows)

@@ -62,7 +62,7 @@ def takes_tools(tokenizer: Any) -> bool:
     return "tools" in _variables(tokenizer.get_chat_template(tools=[{}]))
 
 
-def reads_developer(tokenizer: Any, tools: Sequence[dict[str, Any]] = ()) -> bool:
+def reads_developer(tokenizer: Any, tools: Sequence[dict[str, Any]]) -> bool:
     """True if the tokenizer's template has a rule for the role ``developer``."""
     return "developer" in _texts(tokenizer.get_chat_template(tools=list(tools) or None))
 

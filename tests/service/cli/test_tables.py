@@ -71,7 +71,7 @@ def test_encodings_of_a_recommendation_stay_whole(capsys: pytest.CaptureFixture[
     row = [name, "1,234.5", "100 %", "0.123", "32", "as good as the best, and cheaper"]
     columns = ["method", "perplexity", "recall", "above", "windows", "verdict"]
     result: Any = SimpleNamespace(overview=lambda: Overview(columns, [row], frozenset(), ""))
-    shown = printed(table_of(result), capsys)
+    shown = printed(table_of(result, 80), capsys)
     assert all(cell in shown for cell in row[:-1])
 
 

@@ -50,7 +50,7 @@ def test_results_caution_in_words_tables_and_pictures() -> None:
     result.documents[2].overlap = Overlap(document=0, share=0.6)
     caution = "Intervals take documents as independent, but c.txt and a.txt share 60 % of the shorter text."
     assert result.words()[-1] == caution
-    assert caution in str(table_of(result).caption)
+    assert caution in str(table_of(result, 80).caption)
     assert caution in pictures_of(result)[0].caption
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,7 @@ from service.evaluation.search.results import FOUND, Generation, HeldOut, Search
 from service.evaluation.search.results import Answer as SearchAnswer
 from service.evaluation.sweep.results import Answer, Judgement, SweepMethod, SweepResult
 from service.figures import Picture, pictures_of
+from service.jobs.records import JobInfo
 from service.reports.html import report_of
 from tests.service.figures.measured import DOCUMENT, NAMES, long_perplexity, passkey, perplexity, probe, ruler
 
@@ -203,6 +205,23 @@ EVERY = {
 }
 
 
+def job_of(body: dict[str, Any]) -> JobInfo:
+    """The finished job of a request."""
+    return JobInfo(
+        id="f" * 32,
+        evaluation="ruler",
+        model=None,
+        state="done",
+        created_at=datetime(2026, 1, 2, 3, 4, tzinfo=UTC),
+        units_total=8,
+        units_done=8,
+        units_reused=3,
+        tokens_total=4096,
+        seconds=12.5,
+        request=body,
+    )
+
+
 @cache
 def pictures(evaluation: str) -> list[Picture]:
     """Those of the example, made once."""
@@ -211,5 +230,5 @@ def pictures(evaluation: str) -> list[Picture]:
 
 @cache
 def report(evaluation: str) -> str:
-    """The page of the example with a body, made once."""
-    return report_of(EVERY[evaluation](), body={"input": "text"})
+    """The page of the example with its job, made once."""
+    return report_of(EVERY[evaluation](), job_of({"input": "text"}))

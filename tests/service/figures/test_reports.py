@@ -8,8 +8,6 @@ import html
 import io
 import json
 import re
-from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from matplotlib.image import imread
@@ -21,31 +19,14 @@ from service.evaluation.perplexity.results import PerplexityResult
 from service.evaluation.results import EvaluationResult
 from service.figures import pictures_of
 from service.figures.web.page import PLOTLY_FROM_A_PAGE
-from service.jobs.records import JobInfo
 from service.reports.forms import policy_of
 from service.reports.html import report_of
 from tests.service.figures import examples
-from tests.service.figures.examples import EVERY, figures_of, pictures, report
+from tests.service.figures.examples import EVERY, figures_of, job_of, pictures, report
 from tests.service.results import result_of
 
 READ: TypeAdapter[EvaluationResult] = TypeAdapter(any_result())
 ATTACK = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>"
-
-
-def job_of(job_id: str, body: dict[str, Any] | None = None) -> JobInfo:
-    return JobInfo(
-        id=job_id,
-        evaluation="ruler",
-        model=None,
-        state="done",
-        created_at=datetime(2026, 1, 2, 3, 4, tzinfo=UTC),
-        units_total=8,
-        units_done=8,
-        units_reused=3,
-        tokens_total=4096,
-        seconds=12.5,
-        request=body or {},
-    )
 
 
 def visible(text: str) -> str:
@@ -102,7 +83,7 @@ class TestContents:
     def test_what_comes_from_a_request_is_escaped(self) -> None:
         result = examples.perplexity([ATTACK, "default"], documents=[ATTACK])
         result.model = ATTACK
-        text = report_of(result, body={"input": ATTACK})
+        text = report_of(result, job_of({"input": ATTACK}))
         assert "<script>alert" not in text
         assert "<img src=x" not in text
         ours = ["plotly.js", "colours in the dark", "the script that draws"]
@@ -162,7 +143,7 @@ class TestContents:
 
     def test_a_job_brings_its_body_and_its_times(self) -> None:
         body = {"evaluation": "ruler", "tasks": ["vt"], "input": "a < b & c"}
-        text = report_of(examples.ruler(), job_of("f" * 32, body), include_text=True)
+        text = report_of(examples.ruler(), job_of(body), include_text=True)
         shown = re.search(r"How to reproduce.*?<pre [^>]*>(.*?)</pre>", text, re.DOTALL)
         assert shown
         assert json.loads(html.unescape(shown[1])) == body
@@ -172,7 +153,7 @@ class TestContents:
         assert asked["measured in"] == "12.5 s"
 
     def test_a_job_that_measured_nothing_says_so(self) -> None:
-        job = job_of("f" * 32, {}).model_copy(update={"units_reused": 8, "seconds": 0.0})
+        job = job_of({}).model_copy(update={"units_reused": 8, "seconds": 0.0})
         asked = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", report_of(examples.ruler(), job)))
         assert asked["measured in"] == "no time: every unit was known already"
 
@@ -192,7 +173,7 @@ def large() -> PerplexityResult:
 
 @pytest.fixture(scope="module")
 def large_page(large: PerplexityResult) -> str:
-    return report_of(large, job_of("a" * 32), plotly=PLOTLY_FROM_A_PAGE)
+    return report_of(large, job_of({}), plotly=PLOTLY_FROM_A_PAGE)
 
 
 class TestLarge:
@@ -214,8 +195,8 @@ class TestLarge:
         assert "Its numbers are too many for this page" in large_page
 
     def test_a_page_that_travels_names_the_files_and_links_nothing(self, large: PerplexityResult) -> None:
-        every = report_of(large, job_of("a" * 32)).partition("Every number</h2>")[2]
-        assert f"<code>/jobs/{'a' * 32}/results.csv</code>" in every
+        every = report_of(large, job_of({})).partition("Every number</h2>")[2]
+        assert f"<code>/jobs/{'f' * 32}/results.csv</code>" in every
         assert "href=" not in every
 
     def test_the_page_is_a_fraction_of_the_result(self, large: PerplexityResult, large_page: str) -> None:

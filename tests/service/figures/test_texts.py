@@ -14,7 +14,7 @@ from service.evaluation.documents import DEFAULT_DOCUMENT
 from service.reports.html import report_of
 from service.reports.texts import without_texts
 from tests.service.figures import examples
-from tests.service.figures.examples import EVERY
+from tests.service.figures.examples import EVERY, job_of
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -35,7 +35,7 @@ def body_on(page: str) -> Any:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_no_text_is_in_a_report(place: str) -> None:
-    page = report_of(examples.perplexity(), body=PLACES[place])
+    page = report_of(examples.perplexity(), job_of(PLACES[place]))
     assert "walrus" not in page
     assert "--include-text" in page
     assert hashlib.sha256(CANARY.encode()).hexdigest() in page
@@ -43,7 +43,7 @@ def test_no_text_is_in_a_report(place: str) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_texts_are_in_it_where_that_is_asked_for(place: str) -> None:
-    page = report_of(examples.perplexity(), body=PLACES[place], include_text=True)
+    page = report_of(examples.perplexity(), job_of(PLACES[place]), include_text=True)
     assert body_on(page) == PLACES[place]
     assert "--include-text" not in page
 
@@ -56,7 +56,7 @@ def test_name_length_and_hash_say_which_text_it_was() -> None:
         "sha256": hashlib.sha256(CANARY.encode()).hexdigest(),
     }
     body = {"input": CANARY, "lengths": [256]}
-    assert body_on(report_of(examples.perplexity(), body=body)) == {"input": expected, "lengths": [256]}
+    assert body_on(report_of(examples.perplexity(), job_of(body))) == {"input": expected, "lengths": [256]}
     assert body["input"] == CANARY, "the body itself stays"
 
 
@@ -81,7 +81,7 @@ def test_documents_have_their_names() -> None:
 def test_names_of_built_in_documents_stay() -> None:
     body = {"input": DEFAULT_DOCUMENT, "evaluations": [{"input": ["python-reference"]}]}
     assert without_texts(body) == body
-    assert "--include-text" not in report_of(examples.perplexity(), body=body)
+    assert "--include-text" not in report_of(examples.perplexity(), job_of(body))
 
 
 def test_a_text_that_is_no_utf8_has_a_hash() -> None:
@@ -90,5 +90,5 @@ def test_a_text_that_is_no_utf8_has_a_hash() -> None:
 
 @pytest.mark.parametrize("evaluation", ["perplexity", "sweep"])
 def test_a_long_text_does_not_lengthen_a_report(evaluation: str) -> None:
-    lengths = [len(report_of(EVERY[evaluation](), body={"input": text})) for text in ("a", "a" * 60_000)]
+    lengths = [len(report_of(EVERY[evaluation](), job_of({"input": text}))) for text in ("a", "a" * 60_000)]
     assert lengths[1] - lengths[0] < 50

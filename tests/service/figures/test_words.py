@@ -152,7 +152,7 @@ class TestOthers:
                 at.key_tokens = count
             caution = f"Key tokens are too few at {says} the least): these numbers mean little."
             assert result.words()[-1] == caution
-            assert str(table_of(result).caption).endswith(f"; {caution}")
+            assert str(table_of(result, 80).caption).endswith(f"; {caution}")
             sweep = examples.sweep()
             assert sweep.cautions() == []
             sweep.evaluations.append(result)
@@ -207,7 +207,7 @@ class TestByRatio:
         doubt = f'{self.NOTE}; "?": it does not decide' if by_ratio else '"?": 95 % intervals do not decide'
         for is_sure in (True, False):
             judgements[0].sure = result.methods[0].sure = is_sure
-            for text in (str(table_of(result).caption), pictures_of(result)[0].caption):
+            for text in (str(table_of(result, 80).caption), pictures_of(result)[0].caption):
                 assert (self.NOTE in text) is by_ratio
                 assert ('"?"' in text) is not is_sure
                 assert is_sure or doubt in text
@@ -281,7 +281,7 @@ class TestTerminal:
             first = method.lengths[0]
             method.lengths = [first.model_copy(update={"length": 64 * n}) for n in range(1, 31)]
         result.methods[1].model = "other"
-        table = table_of(result)
+        table = table_of(result, 80)
         shown = [str(column.header) for column in table.columns][1:]
         assert len(shown) <= 8
         assert str(table.caption).endswith(f"; {30 - len(shown)} more measured")
@@ -298,6 +298,6 @@ class TestTerminal:
         result = examples.sweep()
         for method, rank in zip(result.methods, (1, 3, 1, 4), strict=True):
             method.rank = rank
-        table = table_of(result)
+        table = table_of(result, 80)
         styles = [str(cell.style) for cell in table.columns[0].cells if isinstance(cell, Text)]
         assert styles == ["bold green", "bold green", "", ""]

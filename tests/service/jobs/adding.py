@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from service.evaluation.perplexity.request import PerplexityRequest
-from service.jobs.address import setup_of
+from service.jobs.address import setup_digest
 from service.jobs.records import JobInfo
 from service.jobs.storage.outcomes import pack
 from service.jobs.storage.owner import Owner
@@ -28,7 +28,7 @@ def add(
 ) -> JobInfo:
     """A job; ``weights`` are those of the server that takes its request, on these ``terms``."""
     weights, terms = fields.pop("weights", None), fields.pop("terms", None)
-    terms = terms or Terms(weights and setup_of(models, dict.fromkeys(models, weights)), key)
+    terms = terms or Terms(weights and setup_digest(models, dict.fromkeys(models, weights)), key)
     request = PerplexityRequest.model_validate(body(**fields))
     return store.add(tenant, request, models=list(models), units=6, tokens=384, terms=terms)
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from sqlalchemy import select
 
 from service.evaluation.perplexity.request import PerplexityRequest
-from service.jobs.address import setup_of, versions_of
+from service.jobs.address import setup_digest, versions_of
 from service.jobs.database.tables import Job, Server
 from service.jobs.storage.abandoned import MOST_CLAIMS
 from service.jobs.storage.owner import Owner
@@ -99,7 +99,7 @@ def test_a_restarted_server_does_not_wait_for_itself(store: JobStore) -> None:
 def test_a_job_that_is_resumed_is_one_of_the_server_that_resumes_it(store: JobStore) -> None:
     job = add(store, weights="former")
     store.cancel("anna", job.id)
-    store.resume("anna", job.id, Terms(setup=setup_of(["tiny"], {"tiny": "new"})))
+    store.resume("anna", job.id, Terms(setup=setup_digest(["tiny"], {"tiny": "new"})))
     assert server(store, "former").claim(1) is None
     assert server(store, "new").claim(1) is not None
 
@@ -150,7 +150,7 @@ def test_a_job_that_a_server_cannot_plan_waits_for_another_of_its_setup(store: J
 @only_sqlite
 async def test_a_server_of_smaller_limits_fails_no_job_of_another(bench: Bench) -> None:
     elsewhere = JobStore(str(bench.store.database.engine.url))
-    setup = setup_of(["tiny"], versions_of(bench.models))
+    setup = setup_digest(["tiny"], versions_of(bench.models))
     request = PerplexityRequest.model_validate(body())
     sizes = {"models": ["tiny"], "units": 6, "tokens": 384}
     job = elsewhere.add("anna", request, terms=Terms(setup), **sizes)
@@ -166,7 +166,7 @@ async def test_a_server_of_smaller_limits_fails_no_job_of_another(bench: Bench) 
 
 @only_sqlite
 async def test_a_server_fails_what_it_has_accepted_and_cannot_plan(bench: Bench) -> None:
-    setup = setup_of(["tiny"], versions_of(bench.models))
+    setup = setup_digest(["tiny"], versions_of(bench.models))
     request = PerplexityRequest.model_validate(body())
     job = bench.store.add("anna", request, models=["tiny"], units=6, tokens=384, terms=Terms(setup))
     async with bench.running(max_scored_tokens=200):

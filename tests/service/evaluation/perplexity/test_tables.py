@@ -74,18 +74,18 @@ class TestCsv:
 
 class TestTerminal:
     def test_names_control_no_terminal(self) -> None:
-        text = printed(table_of(result_of({"\x1b[31mred\n\x1b]0;title\x07": [7.0]}, [256])))
+        text = printed(table_of(result_of({"\x1b[31mred\n\x1b]0;title\x07": [7.0]}, [256]), 80))
         assert "[31mred ]0;title" in text
         assert not {"\x1b", "\x07"} & set(text)
 
     def test_shows_every_number(self) -> None:
-        text = " ".join(printed(table_of(RESULT)).split())
+        text = " ".join(printed(table_of(RESULT, 80)).split())
         for word in ("default", "yarn(factor=4)", "1,024", "6.500", "70.25", "81,234", "trained length 256"):
             assert word in text
 
     def test_many_lengths_fit_in_80_columns_and_say_what_is_left_out(self) -> None:
         lengths = list(range(256, 256 * 257, 256))
-        text = printed(table_of(result_of({"default": [7.0] * 256}, lengths)), width=80)
+        text = printed(table_of(result_of({"default": [7.0] * 256}, lengths), 80), width=80)
         shown = next(line for line in text.splitlines() if "method" in line).split()[1:]
         assert shown[0] == "256"
         assert shown[-1] == "65,536"
@@ -122,7 +122,7 @@ class TestTerminal:
         assert {row for row, (_, cells) in enumerate(summaries(result)[0].rows) if cells[0].is_best} == best
 
     def test_markup_in_a_label_is_shown_as_it_is(self) -> None:
-        assert "[red]x[/red]" in printed(table_of(result_of({"[red]x[/red]": [6.5]}, [256])))
+        assert "[red]x[/red]" in printed(table_of(result_of({"[red]x[/red]": [6.5]}, [256]), 80))
 
     def test_heading_names_model_protocol_and_documents(self) -> None:
         result = result_of({"default": [6.5]}, [256], documents=["a.txt", "b.txt", "c.txt", "d.txt"])
