@@ -42,7 +42,7 @@ from patches.model.ranks import Ranks, heads_of_rank
 from patches.model.recorded.recording import Recordings
 from patches.model.replacement import NotCopied
 from patches.model.rotary_seam import RotarySeam
-from patches.model.written import mark, refuse_other_keys
+from patches.model.written import ANYWHERE, following, mark, refuse_other_keys, refuse_other_positions
 
 
 class Patched(Encodings, NotCopied):
@@ -130,11 +130,14 @@ class Patched(Encodings, NotCopied):
         rows = len(tokens_of(kwargs))
         encoding = partial(self._encoded, position_ids, chosen, rows)
         written: tuple[ResolvedRecipe, ...] = ()  # by row of a cache, none of several texts in a row
+        follows = following(kwargs.get("cache")) if packed is None else ANYWHERE
         if packed is None and "position_ids" in kwargs and has_several_texts(position_ids, padding_mask):
             self._refuse_several_texts(kwargs.get("cache"))
         elif packed is None:
             written = self.recipes(chosen, rows)
             refuse_other_keys(kwargs.get("cache"), written)
+        if follows != ANYWHERE and padding_mask is None and "position_ids" in kwargs:  # before the cache has more keys
+            refuse_other_positions(int(position_ids[0, 0]), follows)
         reopened = partial(self._reopened, encoding, padding_mask) if self._checkpoints else None
         with encoding() as encoded:
             if "position_ids" in kwargs:
@@ -151,13 +154,13 @@ class Patched(Encodings, NotCopied):
             recordings = self.carried.get("recordings")
             on_triton = isinstance(packed, PagedBatch) and packed.backend == "triton" and not self.model.training
             with (
-                self._forwards.opened(encoded, padding_mask, reopened),
+                self._forwards.opened(encoded, padding_mask, reopened=reopened, follows=follows) as running,
                 fusing(on_triton and recordings is None),
                 nullcontext() if reopened is None else self._checkpointing.of(self.model),
             ):
                 output = forward(**kwargs) if recordings is None else recordings.run(forward, kwargs)
             if packed is None:
-                mark(output, written)
+                mark(output, written, running.next_position)
             return output
 
     def _encoded(

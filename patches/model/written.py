@@ -1,4 +1,7 @@
-"""The encodings under which the rows of a cache were written. The cache has them as an attribute, so copies do too."""
+"""The encodings under which the rows of a cache were written, and the position of its first token.
+
+The cache has them as attributes, so copies do too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,10 @@ import torch
 from patches.encoding.recipe import ResolvedRecipe
 
 _ATTRIBUTE = "_encodings_of_rows"
+_FIRST = "_first_position"
+
+ANYWHERE = range(1 << 62)
+"""Positions at which the next token may lie when nothing is known of those before."""
 
 
 def refuse_other_keys(cache: Any, encodings: tuple[ResolvedRecipe, ...]) -> None:
@@ -40,12 +47,43 @@ def refuse_other_keys(cache: Any, encodings: tuple[ResolvedRecipe, ...]) -> None
         )
 
 
-def mark(output: Any, encodings: tuple[ResolvedRecipe, ...]) -> None:
+def following(cache: Any) -> range:
+    """The positions at which the next token of rows in ``cache`` may lie: one by one behind those that it has.
+
+    Bands and masks go by the distance of positions, which a cache does not keep. Behind keys from elsewhere, the
+    position is at least their number. Nothing is known of an empty cache, and of a static one without a wait.
+    """
+    if not hasattr(cache, "get_seq_length") or getattr(cache, "is_compileable", False):
+        return ANYWHERE
+    count, first = int(cache.get_seq_length()), getattr(cache, _FIRST, None)
+    if not count:
+        return ANYWHERE
+    return range(count, ANYWHERE.stop) if first is None else range(first + count, first + count + 1)
+
+
+def refuse_other_positions(first: int, follows: range) -> None:
+    """Raises:
+    ValueError: for new tokens whose ``first`` position is not one of ``follows``.
+    """
+    if first not in follows:
+        raise ValueError("position_ids must count up by one behind cached tokens")
+
+
+def evicted(cache: Any, count: int) -> None:
+    """``count`` tokens have left ``cache``: the next one has the same position as before."""
+    if getattr(cache, _FIRST, None) is not None:
+        setattr(cache, _FIRST, getattr(cache, _FIRST) + count)
+
+
+def mark(output: Any, encodings: tuple[ResolvedRecipe, ...], next_position: int | None = None) -> None:
     """Mark the cache in the ``output`` of a forward: its rows were written under ``encodings``; none of several texts
-    in a row."""
+    in a row. ``next_position`` is that of their next tokens, where all rows have the same."""
     cache = getattr(output, "cache", None)
     if isinstance(output, tuple):
         cache = next((part for part in output if hasattr(part, "get_seq_length")), None)
+    if cache is not None and not getattr(cache, "is_compileable", False):
+        first = None if next_position is None else next_position - int(cache.get_seq_length())
+        setattr(cache, _FIRST, first)
     if cache is not None and not hasattr(cache, _ATTRIBUTE):
         setattr(cache, _ATTRIBUTE, encodings)
         if len(set(encodings)) > 1:

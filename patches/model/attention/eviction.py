@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from patches.model.written import evicted
+
 
 def evict(cache: Any, num_sinks: int, window_size: int) -> None:
     """Keep the ``num_sinks`` first and the newest ``window_size`` - 1 tokens of every layer that keeps all of them.
@@ -17,12 +19,13 @@ def evict(cache: Any, num_sinks: int, window_size: int) -> None:
     ``cache`` is a transformers ``DynamicCache``: layers with keys and values [rows, heads, tokens, dim]. The next query
     is the last token in its own window. Layers that slide keep their window, and layers without keys their state.
     """
-    newest = window_size - 1
+    newest, before = window_size - 1, cache.get_seq_length()
     for layer in cache.layers:
         keys = getattr(layer, "keys", None)
         if getattr(layer, "is_sliding", False) or keys is None or keys.shape[-2] <= num_sinks + newest:
             continue
         layer.keys, layer.values = (_without_gap(states, num_sinks, newest) for states in (layer.keys, layer.values))
+    evicted(cache, before - cache.get_seq_length())
 
 
 def _without_gap(states: torch.Tensor, num_sinks: int, newest: int) -> torch.Tensor:
