@@ -42,6 +42,8 @@ TEMPERED = {"kind": "yarn", "factor": 2}
         ("yarn : 4", {"factor": 4}),
         ("yarn:4,beta_fast=16", {"factor": 4, "beta_fast": 16}),
         ("yarn:beta_fast=16,4.5", {"beta_fast": 16, "factor": 4.5}),
+        (r'default:rope_theta="a\",b",factor=2', {"rope_theta": 'a",b', "factor": 2}),
+        (r'default:rope_theta="\\",factor=2', {"rope_theta": "\\", "factor": 2}),
         ("yarn:factor=4,truncate=false", {"factor": 4, "truncate": False}),
         ("yarn:factor=4,attention_factor=null", {"factor": 4, "attention_factor": None}),
         ("dynamic:2", {"factor": 2}),

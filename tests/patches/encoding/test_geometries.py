@@ -285,6 +285,18 @@ def test_a_request_may_choose_the_pairs() -> None:
         resolve(parse({"method": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}), STILL, 100)
 
 
+def test_factors_that_a_model_learned_are_in_every_frequency_but_listed_ones() -> None:
+    learned = tuple(1.0 + pair / 64 for pair in range(32))
+    model = replace(GEOMETRY, learned_factors=learned)
+    for request in ("default", "linear:2", "dynamic", "yarn:4"):
+        own, plain = (resolve(parse(request), geometry, 1000).inv_freq for geometry in (model, GEOMETRY))
+        assert own == pytest.approx([a * b for a, b in zip(plain, learned, strict=True)], rel=1e-6)
+    listed = {"method": "custom", "inv_freq": [0.5] * 32}
+    tempered = {"kind": "constant", "multiplier": 1.44, "rotated_only": True}
+    for fields in (listed, {**listed, "attention_temperature": tempered}):
+        assert resolve(parse(fields), model, 1000).inv_freq == (0.5,) * 32
+
+
 def test_transformers_reads_still_pairs_as_large_divisors() -> None:
     """A type of transformers would rotate every pair."""
     (form,) = rope_parameters(resolve(parse({"method": "linear", "factor": 4.0}), STILL, 1000), STILL, 1000)

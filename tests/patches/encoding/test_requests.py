@@ -144,6 +144,13 @@ def test_a_refusal_is_one_sentence_with_the_field_and_what_is_allowed(encoding: 
     assert len(caught.value.problems) == 1
 
 
+def test_a_label_as_the_name_of_a_method_is_answered_with_the_short_form() -> None:
+    with pytest.raises(InvalidEncoding, match=r"unknown method 'yarn\(factor=4\)': write yarn:factor=4$"):
+        parse({"method": "yarn(factor=4)"})
+    with pytest.raises(InvalidEncoding, match=r"unknown method 'yarm\(factor=4\)': there are default"):
+        parse({"method": "yarm(factor=4)"})
+
+
 def test_names_are_listed_where_none_is_near() -> None:
     (problem,) = refusal({"method": "zzz"})
     few = ", ".join(list(METHODS)[:FEW])

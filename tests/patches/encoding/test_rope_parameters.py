@@ -243,6 +243,25 @@ def test_a_temperature_of_whole_scores_needs_whole_heads() -> None:
         rope_parameters(resolved, part, 100)
 
 
+@pytest.mark.parametrize("attention_factor", [1.0, 1.2])
+def test_a_temperature_of_latent_attention_is_written_as_deepseek_has_it(attention_factor: float) -> None:
+    """From a multiplier of 1 on: the pair of DeepSeek has no smaller one."""
+    latent = replace(GEOMETRY, head_dim=32, latent=True)
+    for multiplier in (0.81, 1.0, 1.44):
+        fields = {"method": "yarn", "factor": 4.0, "attention_factor": attention_factor}
+        resolved = resolve(parse({**fields, "attention_temperature": multiplier}), latent, 100)
+        if multiplier <= 1.0:
+            with pytest.raises(NoRopeParameters, match="multiplies whole scores"):
+                rope_parameters(resolved, latent, 100)
+            continue
+        (form,) = rope_parameters(resolved, latent, 100)
+        again = resolve(parse(form), latent, 100)
+        assert again.inv_freq == resolved.inv_freq
+        assert again.attention_factor == pytest.approx(resolved.attention_factor, rel=1e-9)
+        assert isinstance(again.recipe.attention_temperature, ConstantTemperature)
+        assert again.recipe.attention_temperature.multiplier == pytest.approx(multiplier, rel=1e-9)
+
+
 def test_the_group_and_the_window_of_self_extend_alone_are_found() -> None:
     recipe = parse("self_extend:group_size=4,neighbor_window=8,base=linear:2").recipe(GEOMETRY)
     found = grouping(recipe.resolve(GEOMETRY, 100))

@@ -13,7 +13,7 @@ from patches import METHODS, ResolvedRecipe, RopeGeometry, effective_distance, p
 from patches.attention.paged.compilation import DoesNotFit, compiled, mask_row
 from patches.attention.paged.rows import Row, Variant
 from patches.encoding.bands import Band
-from patches.encoding.masks import And, ChunkRange, DistanceRange
+from patches.encoding.masks import And, ChunkRange, DistanceRange, FirstKeys
 from patches.encoding.recipe import Recipe
 from patches.encoding.rotary import per_pair
 from tests.methods import OTHER_ROWS, RELATIVE_ROWS, Fields, rows
@@ -168,5 +168,6 @@ def test_layer_masks(size: int, high: int | None, q_idx: torch.Tensor, kv_idx: t
     for mask in (DistanceRange(0, high), ChunkRange(size, 0, high)):
         expected = mask(*pairs)
         assert torch.equal(mask_row(mask)(*pairs), expected)
-    with pytest.raises(DoesNotFit, match="mask of a layer"):
-        mask_row(DistanceRange(1))
+    for mask in (DistanceRange(1), FirstKeys(4)):
+        with pytest.raises(DoesNotFit, match="mask of a layer"):
+            mask_row(mask)
