@@ -28,7 +28,7 @@ from patches.factors import by_factors, factors_of, starts
 from patches.json_text import Trail, check_text, path_of, read_json, repeated
 from patches.parsing import ENCODING_TAGS, InvalidEncoding, PositionEncoding, parse
 from patches.problems import KnownFields, Problem, in_words, problem, problems_of, unknown
-from patches.proposals import UNSCALED, alike, candidates
+from patches.proposals import OWN, UNSCALED, alike, candidates
 from patches.registry import METHODS, describe_method, describe_methods, examples, questions
 from patches.resolution import EchoMismatch, describe, effective, is_own, resolve
 from patches.rope_parameters import (
@@ -74,6 +74,7 @@ __all__ = [
     "LONG_CONTEXT",
     "MAX_POSITION",
     "METHODS",
+    "OWN",
     "UNSCALED",
     "AttentionMass",
     "Batch",

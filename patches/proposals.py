@@ -13,6 +13,9 @@ from patches.methods.frequencies.linear import Linear
 from patches.registry import METHODS
 from patches.resolution import resolve
 
+OWN = Default.model_validate({"method": "default"})
+"""The checkpoint's own encoding."""
+
 UNSCALED = Linear.model_validate({"method": "linear", "factor": 1.0})
 """Plain RoPE at the checkpoint's own base, also where it declares a scaling."""
 
@@ -25,7 +28,7 @@ def candidates(geometry: RopeGeometry, length: int) -> list[Method]:
     """
     native = geometry.native
     has_map = isinstance(native, BasedMethod) and native.family == "rotary"
-    proposed: list[Method] = [Default(), *([UNSCALED] if has_map or declares_scaling(geometry) else [])]
+    proposed: list[Method] = [OWN, *([UNSCALED] if has_map or declares_scaling(geometry) else [])]
     if length > geometry.original_max_position_embeddings:
         kinds = (kind for kind in METHODS.values() if kind.family == geometry.family)
         proposed += [method for kind in kinds for method in _of(kind, geometry, length)]

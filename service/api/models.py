@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from fastapi import APIRouter, Request
 
-from patches import parse
+from patches import OWN
 from service.api.encodings.auto import in_listings
 from service.api.http.routing import Route
 from service.api.response_models.models import MemoryInfo, ModelInfo, ModelList, QuantizationInfo
@@ -37,7 +37,7 @@ async def _info(served: ServedModel, request: Request) -> ModelInfo:
         trained_length=served.trained_length,
         window=served.patch.geometry.window,
         max_length=served.max_length,
-        pe=served.patch.describe(parse({"method": "default"}), served.trained_length),
+        pe=served.patch.describe(OWN, served.trained_length),
         auto=await in_listings(served, request),
         variants={kind: name for kind, name in served.variants.items() if name in names},
         device=str(model.device),

@@ -14,8 +14,8 @@ from service.figures.encodings.samples import GEOMETRY, GROUPS, TIMES_LONGER, TR
 
 PAGE = "export.md"
 EXAMPLE = examples()[1]
-OWN = {"rope_type": "default", "rope_theta": GEOMETRY.rope_theta}
-SOURCE = Source(GEOMETRY, OWN, "llama")
+ROPE_PARAMETERS = {"rope_type": "default", "rope_theta": GEOMETRY.rope_theta}
+SOURCE = Source(GEOMETRY, ROPE_PARAMETERS, "llama")
 
 
 def files() -> Iterator[tuple[str, str]]:
@@ -82,7 +82,7 @@ def _row(drawn: Sample) -> list[str]:
 
 
 def _exported(drawn: Sample, target: Target) -> Expression | NotExpressible:
-    geometry, own = drawn.geometry, OWN if drawn.geometry.rotates else {}
+    geometry, own = drawn.geometry, ROPE_PARAMETERS if drawn.geometry.rotates else {}
     if geometry.family in METHODS:  # the table or formula that the model was trained with
         geometry = replace(geometry, native=parse({"method": geometry.family}))
     source = Source(geometry, own, "llama")

@@ -8,9 +8,9 @@ from service.errors import ApiError
 from service.evaluation.catalogue import plan_of, result_in
 from service.evaluation.checks import InvalidEvaluation
 from service.evaluation.unit import Plan
-from service.jobs.early import EndedEarly
 from service.jobs.planning import planned, request_of
 from service.jobs.records import UnitDone
+from service.jobs.storage.measured import Measured
 from service.jobs.storage.results import Packed, pack
 from service.models.registry import ModelRegistry, UnknownModel
 from service.settings import Settings
@@ -20,7 +20,7 @@ class OtherSetup(ApiError):
     """The models, limits or code are not those of the job."""
 
 
-def with_prompts(packed: Packed, job: EndedEarly, models: ModelRegistry, settings: Settings) -> Packed:
+def with_prompts(packed: Packed, job: Measured, models: ModelRegistry, settings: Settings) -> Packed:
     """The result of ``job`` with the prompt of every output.
 
     Raises:
@@ -38,7 +38,7 @@ def with_prompts(packed: Packed, job: EndedEarly, models: ModelRegistry, setting
 
 
 def units_with_prompts(
-    units: Sequence[UnitDone], job: EndedEarly, models: ModelRegistry, settings: Settings
+    units: Sequence[UnitDone], job: Measured, models: ModelRegistry, settings: Settings
 ) -> list[UnitDone]:
     """The finished ``units`` of ``job`` with their prompts.
 
@@ -51,7 +51,7 @@ def units_with_prompts(
     return [unit.model_copy(update={"prompt": prompt}) for unit, prompt in zip(units, prompts, strict=True)]
 
 
-def _planned_again(job: EndedEarly, models: ModelRegistry, settings: Settings, *, in_part: bool) -> Plan:
+def _planned_again(job: Measured, models: ModelRegistry, settings: Settings, *, in_part: bool) -> Plan:
     """The plan of ``job``, or that of its partial result. The addresses of its units show that it is the same."""
     try:
         request = request_of(job.request)

@@ -234,7 +234,7 @@ EVALUATION = [
              (f"{PICTURES}::TestLooks::test_other_long_names_show_the_part_that_differs",)),
     Mutation("labels of encodings lack the parameters that differ", "service/figures", "if part not in shared",
              "if part in shared", (f"{PICTURES}::TestLooks::test_long_encodings_show_the_parameters_that_differ",)),
-    Mutation("looks by the order of the request", "service/figures", "enumerate((OWN, *others, AUTO))",
+    Mutation("looks by the order of the request", "service/figures", "enumerate((OWN_NAME, *others, AUTO))",
              "enumerate(names)",
              (f"{PICTURES}::TestLooks::test_a_method_has_one_look_in_all_figures_of_the_same_methods",)),
     Mutation("encodings beyond their reach without a caution", "service/evaluation",

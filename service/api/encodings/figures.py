@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from patches import KnownFields, Recipe, ResolvedRecipe, examples, label_of, parse, to_shorthand
+from patches import OWN, KnownFields, Recipe, ResolvedRecipe, examples, label_of, to_shorthand
 from service.api.encodings.auto import with_ranges
 from service.api.files import RenderedFiles, file_response
 from service.api.http.routing import Route
@@ -81,7 +81,7 @@ async def figures(body: FiguresRequest, request: Request) -> Response:
         label = label_of(target.patch.confirmed(method, length))
         drawn[label], models_of[label] = resolved, target
         about.append({"label": label, "model": target.name, "pe": pe})
-    own = served.patch.resolve(parse({"method": "default"}), served.trained_length).inv_freq
+    own = served.patch.resolve(OWN, served.trained_length).inv_freq
     texts = {"model": served.name, "trained_length": served.trained_length, "length": length, "encodings": about}
     files: RenderedFiles = request.app.state.files
     workers: Workers = request.app.state.workers

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from patches import (
     LONGEST,
     METHODS,
+    OWN,
     InvalidEncoding,
     Recipe,
     describe_method,
@@ -162,7 +163,7 @@ def _resolved(
     try:
         method = parse({"method": name, **{key: field_value(METHODS[name], key, own[key]) for key in own}})
         resolved = served.patch.resolve(method, length)
-        before = served.patch.resolve(parse({"method": "default"}), served.trained_length)
+        before = served.patch.resolve(OWN, served.trained_length)
     except InvalidEncoding:
         raise
     except ValueError as error:

@@ -42,7 +42,7 @@ Baseline = Annotated[
     Query(
         max_length=1000,
         description="The method that all others are compared with: its name, label or short form. When absent, it is "
-        "the method with the same label in the first job; of a single job, it is `default`, or the first method.",
+        "the method with the same label in the first job. Of a single job, it is `default`, or the first method.",
     ),
 ]
 

@@ -10,10 +10,11 @@ from fastapi import Request
 
 from service import context
 from service.api.store import store_of, stored
-from service.jobs import early
 from service.jobs.database.opening import StoreOutOfReach
-from service.jobs.records import JobInfo
-from service.jobs.storage import outcomes
+from service.jobs.partial_results import partial_result
+from service.jobs.records import ENDED_EARLY, JobInfo
+from service.jobs.storage import measured, outcomes
+from service.jobs.storage.measured import Measured
 from service.jobs.storage.results import Packed, pack
 from service.sharing.admission import QueueFull
 
@@ -55,14 +56,13 @@ async def of_ended(job: JobInfo, request: Request) -> Packed | None:
     without: WithoutPartial = request.app.state.without_partial
     if not job.may_have_partial or job in without:
         return None
-    database = store_of(request).database
-    ended = await stored(request, early.read, database, context.current().tenant, job.id)
-    packed = None if ended is None else await _packed(ended, request)
-    if ended is None or packed is None:
+    found = await measured_job(job.id, request)
+    packed = await _packed(found, request) if found and found.state in ENDED_EARLY else None
+    if found is None or packed is None:
         without.add(job)
         return None
     try:
-        await stored(request, early.put, database, ended, packed)
+        await stored(request, measured.put, store_of(request).database, found, packed)
     except StoreOutOfReach as error:
         log.warning("result_not_kept", error=str(error))
     return packed
@@ -70,16 +70,20 @@ async def of_ended(job: JobInfo, request: Request) -> Packed | None:
 
 async def of_running(job_id: str, request: Request) -> Packed | None:
     """The result of the methods of a running job that are complete."""
-    database = store_of(request).database
-    job = await stored(request, early.read, database, context.current().tenant, job_id, ("running",))
-    return None if job is None else await _packed(job, request)
+    job = await measured_job(job_id, request)
+    return await _packed(job, request) if job and job.state == "running" else None
 
 
-async def _packed(job: early.EndedEarly, request: Request) -> Packed | None:
+async def measured_job(job_id: str, request: Request) -> Measured | None:
+    """The tenant's job with its finished units; None without any."""
+    return await stored(request, measured.read, store_of(request).database, context.current().tenant, job_id)
+
+
+async def _packed(job: Measured, request: Request) -> Packed | None:
     """The partial result of a job; None where no method is complete."""
     state = request.app.state
     outcome = partial(outcomes.read, store_of(request).database)
-    result = await state.workers.run(early.partial_result, job, state.models, state.settings, outcome)
+    result = await state.workers.run(partial_result, job, state.models, state.settings, outcome)
     if result is None:
         return None
     packed: Packed = await state.workers.run(pack, result)

@@ -6,14 +6,12 @@ from typing import Annotated
 
 from fastapi import Query, Request
 
-from service import context
-from service.api.store import store_of, stored
+from service.api.jobs.partial import measured_job
 from service.errors import bad_request
 from service.evaluation.catalogue import EVALUATIONS
-from service.jobs import early, prompts
-from service.jobs.early import EndedEarly
+from service.jobs import prompts
 from service.jobs.prompts import OtherSetup as OtherSetup
-from service.jobs.records import ENDED_EARLY, UnitDone
+from service.jobs.records import UnitDone
 from service.jobs.storage.results import Packed
 
 WithPrompts = Annotated[
@@ -40,7 +38,7 @@ async def in_result(packed: Packed, job_id: str, request: Request) -> Packed:
     Raises:
         ApiError: where they cannot be written again; QueueFull from the workers.
     """
-    state, job = request.app.state, await _job(job_id, request)
+    state, job = request.app.state, await measured_job(job_id, request)
     if job is None:  # it has gone on since
         return packed
     found: Packed = await state.workers.run(prompts.with_prompts, packed, job, state.models, state.settings)
@@ -53,16 +51,10 @@ async def in_units(units: list[UnitDone], job_id: str, request: Request) -> list
     Raises:
         ApiError: where they cannot be written again; QueueFull from the workers.
     """
-    state, job = request.app.state, await _job(job_id, request)
+    state, job = request.app.state, await measured_job(job_id, request)
     if job is None:
         return units
     found: list[UnitDone] = await state.workers.run(
         prompts.units_with_prompts, units, job, state.models, state.settings
     )
     return found
-
-
-async def _job(job_id: str, request: Request) -> EndedEarly | None:
-    """The job and its finished units; None without any."""
-    states = ("queued", "running", "done", *ENDED_EARLY)
-    return await stored(request, early.read, store_of(request).database, context.current().tenant, job_id, states)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from patches import Method, examples, from_shorthand, parse, to_shorthand
+from patches import OWN, Method, examples, from_shorthand, parse, to_shorthand
 from service.api.generation.prepared import Target
 from service.errors import ApiError, bad_request
 from service.models.registry import ModelRegistry, ServedModel
@@ -34,7 +34,7 @@ def named(models: ModelRegistry, name: str | None, pe: Method | None = None) -> 
     """
     base, at, text = (name or "").rpartition("@")
     if not at or name in {served.name for served in models}:
-        served, method = models.get(name), pe or parse({"method": "default"})
+        served, method = models.get(name), pe or OWN
         return Named(served.name, served, Target(models.for_method(served, method), method), alias=False)
     served = models.get(base)
     method = _method_of_alias(text, base)
@@ -51,7 +51,7 @@ def named(models: ModelRegistry, name: str | None, pe: Method | None = None) -> 
 
 def presets(served: ServedModel, models: ModelRegistry) -> list[Named]:
     """Aliases to list for ``served``: the documented examples that fit it and change its encoding."""
-    plain = served.patch.resolve(parse({"method": "default"}), served.trained_length)
+    plain = served.patch.resolve(OWN, served.trained_length)
     found = []
     for fields in examples():
         method = parse(fields)

@@ -21,7 +21,7 @@ MINUTES: dict[str, Any] = {
 SLOWER = 1.5
 """Time of an average candidate by that of the model's own encoding: banded ones take up to twice as long."""
 
-OWN, WITHOUT_END = "default", "none"
+OWN_NAME, WITHOUT_END = "default", "none"
 """The encodings to time: the model's own, or one without positions where that one ends before the length."""
 
 LEAST = re.compile(r"must be at least (\d+) tokens")
@@ -77,7 +77,7 @@ def _tokens_per_minute(name: str, body: dict[str, Any], client: Ropeway) -> floa
 
     two = body | {"windows": 2, "target": None}
     try:
-        timed = client.evaluate(name, **two | {"methods": [OWN]})
+        timed = client.evaluate(name, **two | {"methods": [OWN_NAME]})
     except RopewayError as error:
         if error.param != "methods.0":
             raise

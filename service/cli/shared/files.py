@@ -161,7 +161,7 @@ def check_outputs(
     """Refuse impossible outputs before the work begins.
 
     Raises:
-        typer.BadParameter: for two formats, another picture suffix, the name of a picture alone, or an unusable file.
+        typer.BadParameter: for two formats, another suffix, --picture alone or an unusable file.
     """
     refuse_several({"--json": as_json, "--csv": as_csv})
     if picture_name is not None and not plots:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from patches import Method, candidates, parse
+from patches import OWN, Method, candidates
 from service.evaluation.checks import InvalidEvaluation, subjects_of
-from service.evaluation.recommend.judging import OWN
 from service.evaluation.recommend.request import RecommendRequest
 from service.evaluation.unit import Subject
 from service.export.targets import carriers, refusal
@@ -23,7 +22,7 @@ def candidates_of(
     target: int,
 ) -> list[Subject]:
     """The checkpoint's own encoding, then the other candidates."""
-    (own,) = subjects_of([parse(OWN)], served, models, settings, longest=reference)
+    (own,) = subjects_of([OWN], served, models, settings, longest=reference)
     asked: list[Method] = candidates(served.patch.geometry, target)
     if request.names_methods:
         asked = list(dict.fromkeys(request.methods))

@@ -17,9 +17,6 @@ from service.evaluation.unit import Outcome, Subject
 from service.export.targets import carriers, differences
 from service.models.memory.cache_size import kept_bytes
 
-OWN = {"method": "default"}
-"""The checkpoint's own encoding, which is subject 0."""
-
 
 class Collected(NamedTuple):
     """Outcomes by (index of the subject, length), in the order of the windows at ``places``; rounds by subject."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from patches import by_factors, factors_of, parse, starts
+from patches import OWN, by_factors, factors_of, starts
 from service.evaluation.checks import (
     InvalidEvaluation,
     affordable,
@@ -20,7 +20,6 @@ from service.evaluation.checks import (
 )
 from service.evaluation.cost import Cost
 from service.evaluation.documents import Document
-from service.evaluation.recommend.judging import OWN
 from service.evaluation.recommend.plan import DEFAULT_REACH
 from service.evaluation.results import DocumentInfo, Part, overlaps_text
 from service.evaluation.scoring.places import Places
@@ -202,7 +201,7 @@ def plan_of(request: SearchRequest, models: ModelRegistry, settings: Settings) -
     target = _target(request, served, documents, special, settings)
     space, first = _begin(request, served, target)
     asked = request.methods if request.names_methods else starts(target / served.trained_length)
-    (own,) = subjects_of([parse(OWN)], served, models, settings, longest=target)
+    (own,) = subjects_of([OWN], served, models, settings, longest=target)
     others = subjects_of(asked, served, models, settings, longest=target)
     wanted = (request.windows, request.held_out)
     places, held_out = split(documents, target - special, scored_of(target), wanted, request.seed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from patches import Method, label_of, parse
+from patches import OWN, Method, label_of
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.checks import InvalidEvaluation, affordable, at_most, subjects_of
 from service.evaluation.cost import Cost
@@ -90,16 +90,15 @@ def plan_of(request: SweepRequest, models: ModelRegistry, settings: Settings) ->
     at_most("methods", request.count(), settings.max_methods)
     target = request.target.length or lengths[-1]
     asked: list[Method] = request.expanded()
-    own = parse({"method": "default"})
-    if own not in [method.without_follows() for method in asked]:
-        asked = [own, *asked]
+    if OWN not in [method.without_follows() for method in asked]:
+        asked = [OWN, *asked]
     subjects = _subjects(asked, served, models, settings, lengths[-1], target)
     methods = [subject.method for subject in subjects]
     plan = SweepPlan(
         model=served.name,
         trained_length=served.trained_length,
         subjects=subjects,
-        reference=methods.index(own),
+        reference=methods.index(OWN),
         within=max(length for length in lengths if length <= min(served.trained_length, target)),
         target=target,
         tolerance=request.target.tolerance,

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from patches import METHODS, ResolvedRecipe, RopeGeometry, effective_distance, parse, resolve
+from patches import METHODS, OWN, ResolvedRecipe, RopeGeometry, effective_distance, parse, resolve
 
 PAIRS, HEADS, TRAINED, TIMES_LONGER = 32, 8, 256, 4
 GEOMETRY = RopeGeometry(
@@ -55,7 +55,7 @@ class Sample:
 
 def plain() -> ResolvedRecipe:
     """Plain RoPE, the reference of the pictures."""
-    return resolve(parse({"method": "default"}), GEOMETRY, TRAINED)
+    return resolve(OWN, GEOMETRY, TRAINED)
 
 
 def samples() -> list[Sample]:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from patches import (
+    OWN,
     RopeGeometry,
     geometry_of,
     in_configuration,
     is_by_layer,
     is_trained_at_its_length,
     of_today,
-    parse,
     resolve,
 )
 from service.models.checkpoint.configuration import FILE, LENGTH, LENGTH_BEFORE, length_of, refuse_a_base
@@ -125,7 +125,7 @@ def _refuse_what_does_not_fit(model: Any, length: int | None) -> None:
     """
     try:
         geometry = geometry_of(model)
-        resolve(parse("default"), geometry, geometry.original_max_position_embeddings)
+        resolve(OWN, geometry, geometry.original_max_position_embeddings)
     except ValueError as error:
         raise ValueError(f"its {FILE} declares an encoding that cannot be served: {error}") from error
     if length is not None and (geometry.adds_positions or geometry.max_position_embeddings != length):

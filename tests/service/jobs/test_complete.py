@@ -8,7 +8,7 @@ import pytest
 
 from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.unit import Plan
-from service.jobs.early import lacking
+from service.jobs.partial_results import lacking
 from service.jobs.planning import body_of
 from service.models.registry import ModelRegistry
 from service.settings import Settings

@@ -18,10 +18,10 @@ from service.api.jobs import partial
 from service.api.jobs.lookup import stored_job
 from service.evaluation.cost import Cost
 from service.evaluation.perplexity.request import PerplexityRequest
-from service.jobs import early
 from service.jobs.database.tables import Job
 from service.jobs.planning import body_of
 from service.jobs.records import AtWork
+from service.jobs.storage import measured
 from service.jobs.storage.claims import Recorded
 from service.jobs.storage.refusals import JobDone, UnknownJob
 from service.jobs.storage.results import Packed
@@ -117,8 +117,8 @@ def test_the_finished_units_are_a_table_in_any_state(client: httpx.Client) -> No
 def test_a_job_without_a_complete_method_points_to_its_units(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks, read = list[str](), early.read
-    monkeypatch.setattr(early, "read", lambda *args: looks.append(args[2]) or read(*args))
+    looks, read = list[str](), measured.read
+    monkeypatch.setattr(measured, "read", lambda *args: looks.append(args[2]) or read(*args))
     several = {"methods": LONG["methods"][:1], "input": [TEXT[n : n + 6000] for n in range(3)]}
     job_id = cancelled(client, units=1, **several)
     links = job(client, job_id)["links"]
@@ -229,14 +229,14 @@ class TestStore:
         for position, finished in enumerate(("a", "b")):
             queue.record(number, [unit(position)])
             store.cancel("anna", job.id)
-            ended = early.read(store.database, "anna", job.id)
+            ended = measured.read(store.database, "anna", job.id)
             assert ended is not None
             ends.append((ended, PACKED._replace(evaluation=finished)))
             if finished == "a":
                 store.resume("anna", job.id)
                 assert queue.claim(number) is not None
         for ended, packed in ends:
-            early.put(store.database, ended, packed)
+            measured.put(store.database, ended, packed)
         kept = store.result("anna", job.id)
         assert kept is not None
         assert kept.evaluation == "b"

@@ -12,9 +12,9 @@ from service.evaluation.catalogue import EVALUATIONS, plan_of
 from service.evaluation.recommend.results import RecommendResult
 from service.evaluation.search.results import SearchResult
 from service.evaluation.unit import Plan
-from service.jobs import early
+from service.jobs.partial_results import partial_result
 from service.jobs.planning import planned, request_of
-from service.jobs.storage import outcomes
+from service.jobs.storage import measured, outcomes
 from service.jobs.storage.owner import Owner
 from service.jobs.storage.store import JobStore
 from service.models.registry import ModelRegistry
@@ -134,9 +134,9 @@ async def test_a_cancelled_job_has_the_result_of_its_finished_stages(
         while len(store.done_units(job_id)) < len(plan.units) + 1:
             await asyncio.sleep(0.001)
         store.cancel("anna", job_id)
-    job = early.read(store.database, "anna", job_id)
+    job = measured.read(store.database, "anna", job_id)
     assert job is not None
-    result = early.partial_result(job, models, job_settings, partial(outcomes.read, store.database))
+    result = partial_result(job, models, job_settings, partial(outcomes.read, store.database))
     assert isinstance(result, RecommendResult | SearchResult)
     assert result.partial is not None
     assert result.partial.lacks == [stages], "every candidate was in the first, or is the search's own"

@@ -13,10 +13,10 @@ from sqlalchemy import delete, event, insert, select, text, update
 
 from service.evaluation.catalogue import EVALUATIONS
 from service.evaluation.perplexity.request import PerplexityRequest
-from service.jobs import early
 from service.jobs.database.tables import Job, written
 from service.jobs.planning import body_of
 from service.jobs.records import JobInfo
+from service.jobs.storage import measured
 from service.jobs.storage.listed import listed
 from service.jobs.storage.refusals import (
     IdempotencyMismatch,
@@ -201,7 +201,7 @@ class TestTenants:
         for nothing in ("", "a\0b", "%", job.id[:31], job.id.upper() if job.id.upper() != job.id else "G" * 32):
             with pytest.raises(UnknownJob):
                 store.get("anna", nothing)
-            assert early.read(store.database, "anna", nothing) is None
+            assert measured.read(store.database, "anna", nothing) is None
         assert store.get("anna", job.id).state == "queued"
 
     def test_listing_is_newest_first_in_pages_and_by_state(self, store: JobStore) -> None:
