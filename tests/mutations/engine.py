@@ -89,6 +89,8 @@ ENGINE = [
              "0.0", (SAMPLING,)),
     Mutation("every token from the same noise", "service/engine", "_mixed(_mixed(seeds) + indices *",
              "_mixed(_mixed(seeds) + 0 * indices *", (SAMPLING,)),
+    Mutation("seeds draw other tokens than before", "service/engine", "np.uint64(0x9E3779B97F4A7C15)",
+             "np.uint64(0x9E3779B97F4A7C17)", (f"{SAMPLING}::test_noise_is_that_of_splitmix64",)),
     Mutation("cancelled generations run on", "service/engine", "manager.cancel_request(request.request_id)", "pass",
              (f"{EVICTION}::test_cancelling_gives_everything_back",)),
     Mutation("a request keeps its slot", "service/engine", "self._slots.release(slot)", "pass",

@@ -277,6 +277,14 @@ class TestShares:
         assert alone
         assert compared(named).cautions() == alone
 
+    def test_doubt_about_the_best_is_that_of_paired_numbers(self) -> None:
+        """Shares of prompts are not paired beside their own intervals: the changes alone speak of them."""
+        scored = compared([perplexity("a", {"default": BEFORE}), perplexity("b", {"default": OTHER})]).sentences()
+        shares = compared([passkey("a", [1.0] * 5 + [0.0] * 3), passkey("b", [1.0] * 4 + [0.0] * 4)]).sentences()
+        assert scored[1] == "By 95 % intervals it is not surely better than default (b)."
+        assert [len(scored), len(shares)] == [3, 2]
+        assert shares[1].startswith("At 512 tokens, default (b) differs from default (a)")
+
     def test_differences_by_length_are_in_points(self) -> None:
         changes = compared([passkey("a", [0.0] * 16), passkey("b", [1.0] * 8 + [0.0] * 8)]).changes()
         assert changes is not None

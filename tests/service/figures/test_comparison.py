@@ -42,8 +42,16 @@ def axis(picture: Picture) -> Any:
     return picture.figure.layout.yaxis
 
 
-@pytest.mark.parametrize("result", [of_perplexity(), of_shares()], ids=["perplexity", "shares"])
-def test_every_number_is_drawn_with_its_interval(result: ComparisonResult) -> None:
+def hovers(picture: Picture) -> list[str]:
+    return [text for trace in picture.figure.data for text in trace.customdata or ()]
+
+
+@pytest.mark.parametrize(
+    ("result", "hover"),
+    [(of_perplexity(), "95 % interval 22.08 to 26.99"), (of_shares(), "95 % interval 0 % to 19.4 %")],
+    ids=["perplexity", "shares"],
+)
+def test_every_number_is_drawn_with_its_interval(result: ComparisonResult, hover: str) -> None:
     (numbers, _), methods = comparison_pictures(result), result.methods
     ends = {method.name: method.lengths[0].interval for method in methods}
     assert drawn(numbers) == {
@@ -52,6 +60,7 @@ def test_every_number_is_drawn_with_its_interval(result: ComparisonResult) -> No
         if (at := ends[method.name])
     }
     assert ends.keys() == drawn(numbers).keys()
+    assert hovers(numbers)[0] == hover
     assert [row["value"] for row in numbers.rows] == [method.lengths[0].value for method in methods]
     assert numbers.caption.startswith("Lower is better." if result.lower_is_better else "Higher is better.")
 
@@ -94,17 +103,22 @@ def test_ratios_are_inside_and_wide_intervals_leave_the_axis(
     change.value, change.interval = value, ends and Interval(low=ends[0], high=ends[1], kind="documents")
     low, high = axis_of
     margin = 0.08 * (high - low)
-    assert axis(change_picture(result)).range == pytest.approx((low - margin, high + margin))
+    picture = change_picture(result)
+    assert axis(picture).range == pytest.approx((low - margin, high + margin))
+    assert any(hovers(picture)) == (ends is not None)
 
 
-@pytest.mark.parametrize(("share", "ends"), [(0.5, (-0.9, 0.95)), (-0.02, (-0.04, 0.01))])
-def test_intervals_of_shares_are_inside(share: float, ends: tuple[float, float]) -> None:
+@pytest.mark.parametrize(("share", "ends"), [(0.5, (-0.9, 0.95)), (-0.02, (-0.04, 0.01)), (0.7, None)])
+def test_intervals_of_shares_are_inside(share: float, ends: tuple[float, float] | None) -> None:
     result = of_shares()
     change, _ = change_of(result)
-    change.value, change.interval = share, Interval(low=ends[0], high=ends[1], kind="samples")
-    low, high = min(100 * ends[0], -5), max(100 * ends[1], 5)
+    change.value, change.interval = share, ends and Interval(low=ends[0], high=ends[1], kind="samples")
+    points = [100 * at for at in ends or (share,)]
+    low, high = min(*points, -5), max(*points, 5)
     margin = 0.08 * (high - low)
-    assert axis(change_picture(result)).range == pytest.approx((low - margin, high + margin))
+    picture = change_picture(result)
+    assert axis(picture).range == pytest.approx((low - margin, high + margin))
+    assert any(hovers(picture)) == (ends is not None)
 
 
 def test_trained_lengths_that_differ_are_named() -> None:

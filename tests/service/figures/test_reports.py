@@ -21,6 +21,7 @@ from service.figures import pictures_of
 from service.figures.web.page import PLOTLY_FROM_A_PAGE
 from service.reports.forms import policy_of
 from service.reports.html import report_of
+from service.reports.numbers import columns_left_out
 from tests.service.figures import examples
 from tests.service.figures.examples import EVERY, figures_of, job_of, pictures, report
 from tests.service.results import result_of
@@ -189,6 +190,7 @@ class TestLarge:
         assert len(shown) == 16
         assert (shown[0], shown[-1]) == (MANY_LENGTHS[0], MANY_LENGTHS[-1])
         assert "16 of 130 columns are shown" in large_page
+        assert columns_left_out(result_of({"default": [6.0] * 16}, MANY_LENGTHS[:16])) == ""
 
     def test_numbers_of_a_picture_that_are_too_many_stay_out(self, large_page: str) -> None:
         assert "data:text/csv" not in large_page
