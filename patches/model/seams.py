@@ -137,7 +137,7 @@ class Patched(Encodings, NotCopied):
             written = self.recipes(chosen, rows)
             refuse_other_keys(kwargs.get("cache"), written)
         if follows != ANYWHERE and padding_mask is None and "position_ids" in kwargs:  # before the cache has more keys
-            refuse_other_positions(int(position_ids[0, 0]), follows)
+            refuse_other_positions(int(positions_of(position_ids[0, 0])), follows)
         reopened = partial(self._reopened, encoding, padding_mask) if self._checkpoints else None
         with encoding() as encoded:
             if "position_ids" in kwargs:
