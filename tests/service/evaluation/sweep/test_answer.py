@@ -166,3 +166,12 @@ def test_a_runner_up_with_the_better_number_is_the_next_in_any_order(
     assert (answer.best, answer.runner_up, answer.confidence) == ("yarn(factor=4)", "streaming", 0.0)
     says = "At 256 tokens yarn(factor=4) is the best over all evaluations, though streaming has the lower perplexity"
     assert answer.words.startswith(f"{says}, and ")
+
+
+def test_a_table_has_the_verdict_of_each_method() -> None:
+    found = examples.sweep()
+    first, second, third, _ = found.methods
+    for at in first.judgements:
+        at.is_reference = True
+    second.adequate, third.sure = True, False
+    assert [row[-1] for row in found.overview().rows] == ["reference", "yes", "no?", "no"]
