@@ -65,7 +65,7 @@ class Forward:
 
     @property
     def next_position(self) -> int | None:
-        """That behind the new tokens, where an attention has seen them and all rows have the same one."""
+        """The position behind the new tokens. None before any attention, and where rows differ."""
         stops = {(s.q_stop, s.key_column) for s in self._padded.segments} if self._padded is not None else set()
         stop, pad = stops.pop() if len(stops) == 1 else (None, 0)
         return None if pad else stop

@@ -1,7 +1,7 @@
 """Compiles the kernel for a GPU that need not be there, as a program: ``TRITON_INTERPRET`` has to be unset at import.
 
-Prints a line of JSON for each variant of the attention: registers and bytes of local memory (spills) per thread, and
-bytes of shared memory per block.
+Prints a line of JSON for each variant of the attention. It has registers and bytes of local memory (spills) per thread,
+and bytes of shared memory per block.
 """
 
 from __future__ import annotations
