@@ -45,6 +45,7 @@ class Entry(NamedTuple):
     source: Named
     method: MethodInResult
     scores: Mapping[int, Score]
+    lower_is_better: bool
 
 
 def compared(
@@ -66,9 +67,10 @@ def compared(
         raise NotComparable(f"two results have the name {twice[0]!r}: give each its own", "names")
     check(named)
     entries = [
-        Entry(one, method, scores)
+        Entry(one, method, by_length, scores.lower_is_better)
         for one in named
-        for method, scores in zip(one.result.methods, one.result.scores().by_method, strict=True)
+        for scores in [one.result.scores()]
+        for method, by_length in zip(one.result.methods, scores.by_method, strict=True)
     ]
     shown = _names(named, entries)
     if baseline is None and len(named) == 1:
@@ -199,10 +201,9 @@ def _lengths(entry: Entry, partner: Entry | None) -> Iterator[ComparedLength]:
 
 
 def _change(entry: Entry, partner: Entry, score: Score, other: Score) -> Change:
-    result = entry.source.result
-    if result.scores().lower_is_better:
+    if entry.lower_is_better:
         return _ratio(score, other)
-    return _difference(score, other, same_prompts=have_one_tokenizer(result, partner.source.result))
+    return _difference(score, other, same_prompts=have_one_tokenizer(entry.source.result, partner.source.result))
 
 
 def _ratio(score: Score, other: Score) -> Change:
