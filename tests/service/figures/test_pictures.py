@@ -152,7 +152,7 @@ class TestData:
 
     def test_long_perplexity_has_its_key_tokens_below_each_length(self) -> None:
         result = examples.long_perplexity()
-        picture, plain = pictures_of(result)
+        picture, plain, *_ = pictures_of(result)
         assert list(picture.figure.layout.xaxis.ticktext) == [
             *("256<br>0 key", "512<br>64 key", "1,024<br>64 key", "2,048<br>64 key")
         ]

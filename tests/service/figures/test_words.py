@@ -235,7 +235,8 @@ class TestPartial:
         assert "<p>Of the methods that finished: " in page
         captions = re.findall(r'<h3 id="table-\d+">(.*?)</h3>', page)
         assert captions
-        assert all(caption.endswith("is better), of the methods that finished") for caption in captions)
+        lead, end = "Of the methods that finished: ", "is better), of the methods that finished"
+        assert all(caption.startswith(lead) or caption.endswith(end) for caption in captions)
         assert "(partial)" not in examples.report(evaluation)
 
 
