@@ -14,7 +14,7 @@ def generate(model: Any, own: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     """``own(*args, **kwargs)``, for the ``generate`` of ``model``. A draft model has its default encoding.
 
     Raises:
-        ValueError: for an encoding beside guidance, whose second forward gets no arguments of the call.
+        ValueError: for an encoding beside guidance or token healing, whose own forwards get no arguments of the call.
     """
     given = by_name(parameters_of(own, type(model), "generate"), args, kwargs)
     if given.get(KEYWORD) is None:
@@ -23,6 +23,11 @@ def generate(model: Any, own: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         raise ValueError(
             "guidance_scale: transformers runs the second forward of guidance under the default encoding; leave "
             "guidance_scale or the encoding out"
+        )
+    if _option("token_healing", given, model.generation_config):
+        raise ValueError(
+            "token_healing: transformers heals prompts under the default encoding; leave token_healing or the "
+            "encoding out"
         )
     draft = given.get("assistant_model")
     if draft is not None and draft is not model:
@@ -46,7 +51,13 @@ def _without_encoding(draft: Any) -> Any:
 
 
 def _guides(given: Mapping[str, Any], defaults: Any) -> bool:
-    configured = given.get("generation_config") or defaults
-    scale = given.get("guidance_scale", getattr(configured, "guidance_scale", None))
     by_hand = any("ClassifierFreeGuidance" in type(one).__name__ for one in given.get("logits_processor") or ())
-    return scale not in (None, 1) or by_hand
+    return _option("guidance_scale", given, defaults) not in (None, 1) or by_hand
+
+
+def _option(name: str, given: Mapping[str, Any], defaults: Any) -> Any:
+    """An option as ``generate`` reads it: of the call, of its ``generation_config``, or else of the model."""
+    if name in given:
+        return given[name]
+    configured = getattr(given.get("generation_config"), name, None)
+    return getattr(defaults, name, None) if configured is None else configured
