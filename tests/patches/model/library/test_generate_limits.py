@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from patches import patched
+from patches import Patched, patched
 from patches.model import generation
 from tests.models import tiny_tokens
 
@@ -158,3 +158,9 @@ def test_continuous_batching_is_refused(way: str, llama: PreTrainedModel) -> Non
         with pytest.raises(RuntimeError, match="continuous batching of a patched model is the server's"):
             call(*prompts.get(way, ()), **options)
     assert llama.init_continuous_batching == own
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_export_is_refused(strict: bool, patch: Patched) -> None:
+    with pytest.raises(RuntimeError, match=r"torch\.export: leave the patch, write the encoding into rope_parameters"):
+        torch.export.export(patch.model, (tiny_tokens(1, 9),), patch.encoding("yarn:4"), strict=strict)
