@@ -243,6 +243,8 @@ def _refuse_wrapper(model: object) -> None:
     if text_config(model).output_attentions:
         raise UnsupportedModel("its configuration has output_attentions, and a patched model returns no weights")
     if model.device.type == "meta":
+        if any(hasattr(module, "_hf_hook") for module in model.modules()):  # accelerate's, which brings weights
+            raise UnsupportedModel("its weights are offloaded wholly: keep the embedding on a device (device_map)")
         raise UnsupportedModel("its weights are on the device meta: load them first")
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from transformers import PreTrainedModel
 
-from patches import Patched, patched
+from patches import Patched, UnsupportedModel, patched
 from patches.model import generation
-from tests.models import tiny_tokens
+from tests.models import tiny_model, tiny_tokens
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "min_new_tokens": 12}
 
@@ -164,3 +165,9 @@ def test_continuous_batching_is_refused(way: str, llama: PreTrainedModel) -> Non
 def test_an_export_is_refused(strict: bool, patch: Patched) -> None:
     with pytest.raises(RuntimeError, match=r"torch\.export: leave the patch, write the encoding into rope_parameters"):
         torch.export.export(patch.model, (tiny_tokens(1, 9),), patch.encoding("yarn:4"), strict=strict)
+
+
+def test_weights_that_hooks_bring_are_refused_with_the_reason() -> None:
+    model = cpu_offload(tiny_model("llama")[1], execution_device="cpu")
+    with pytest.raises(UnsupportedModel, match="offloaded wholly: keep the embedding on a device"), patched(model):
+        pass
