@@ -22,7 +22,7 @@ _JOIN = "join its thread inside of the block of patched"
 class Calls(NotCopied):
     """The calls of ``generate`` of one patched model, on every thread.
 
-    Leaving the patch ends them: their next tokens would be those of the restored model, over a cache of the encoding.
+    Leaving the patch ends them: the restored model would go on over a cache of the encoding.
     """
 
     def __init__(self) -> None:
