@@ -7,6 +7,7 @@ Inside ``with patched(model) as p``, a transformers model takes an encoding per 
 - ``model.generate(**batch, **p.encoding("dynamic_yarn", length=1024))``: one that depends on the reserved length.
 - ``model(**batch, labels=labels, **p.encoding("yarn:4")).loss.backward()``: training.
 
+A thread that calls ``generate`` is to be joined inside of the block: leaving it stops the call with an error.
 ``docs/notebook.ipynb`` has such calls with their outputs.
 
 This is the public surface. Importing it loads the methods, and neither torch nor a model library. Names that compute

@@ -27,7 +27,7 @@ from patches.attention.paged.batch import runs_triton
 from patches.model.architectures import MaskKind, Seams, architecture_of
 from patches.model.encodings import with_keyword
 from patches.model.fusion.replacement import fuse
-from patches.model.generation import generate
+from patches.model.generation import replace_generate
 from patches.model.measuring.forwards import (
     BIDIRECTIONAL,
     OtherLogits,
@@ -54,7 +54,7 @@ from patches.model.measuring.half_precision import rounding_of
 from patches.model.measuring.measurement import Measurement, compared_tokens, measured
 from patches.model.measuring.rounding import allowed_rounding
 from patches.model.measuring.trial import TOKENS, Trial
-from patches.model.replacement import replace, replace_forward, take_over_temperatures
+from patches.model.replacement import replace_forward, take_over_temperatures
 from patches.model.rotary_tables import RotaryTable, RotaryTables, TableFormat
 from patches.model.seams import Patched
 from patches.proposals import UNSCALED
@@ -145,10 +145,12 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
     of frequencies (Mistral Large 4) get none: their values are read here. Outside, the argument has no meaning:
     ``generate`` refuses it, and a forward may ignore it.
     Under biases, Intel's processors are faster after ``torch.set_flush_denormal(True)``.
+    A thread that calls ``generate`` is to be joined inside: leaving stops the call.
 
     Raises:
         UnsupportedModel: when the model cannot be carried, or wraps another one; it is then left untouched.
         ValueError: when it is patched already, or shares its configuration with a patched one.
+        RuntimeError: on leaving, when ``generate`` ran on another thread. The model is restored.
     """
     _refuse_wrapper(model)
     with _once(model), ExitStack() as undo:
@@ -157,7 +159,9 @@ def patched(model: PreTrainedModel) -> Iterator[Patched]:
         except OtherLogits as error:
             undo.close()
             patch = _patched_until(undo, model, rounding_of(model, error, partial(_patched_until, model=model)))
+        calls = replace_generate(model, undo)
         yield patch
+    calls.refuse_stopped()
 
 
 def _patched_until(undo: ExitStack, model: PreTrainedModel, rounding: float | None = None) -> Patched:
@@ -204,9 +208,6 @@ def _put_all(model: PreTrainedModel, patch: Patched, name: str, undo: ExitStack)
     forward = wraps(model.forward)(partial(patch.run, model.forward))
     forward.__signature__ = with_keyword(model.forward)  # type: ignore[attr-defined]
     replace_forward(model, forward, undo)
-    if hasattr(model, "generate"):
-        own: Any = model.generate
-        replace(model, "generate", wraps(own)(partial(generate, model, own)), undo)
 
 
 @contextmanager
@@ -242,6 +243,8 @@ def _refuse_wrapper(model: object) -> None:
     if text_config(model).output_attentions:
         raise UnsupportedModel("its configuration has output_attentions, and a patched model returns no weights")
     if model.device.type == "meta":
+        if any(hasattr(module, "_hf_hook") for module in model.modules()):  # accelerate's, which brings weights
+            raise UnsupportedModel("its weights are offloaded wholly: keep the embedding on a device (device_map)")
         raise UnsupportedModel("its weights are on the device meta: load them first")
 
 

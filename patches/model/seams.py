@@ -118,7 +118,8 @@ class Patched(Encodings, NotCopied):
         """The model's own ``forward`` with plain positions; its state is known to the seams until it returns.
 
         Raises:
-            RuntimeError: inside another forward of this model on the same thread, or with another attention.
+            RuntimeError: inside another forward of this model on the same thread, with another attention, or in an
+                export.
             ValueError: for weights of the attention. Also when the keyword argument of ``encoding`` does not fit the
                 rows, their length or their cache.
         """
@@ -203,6 +204,11 @@ class Patched(Encodings, NotCopied):
                 yield
 
     def _refuse_other_forwards(self, kwargs: Mapping[str, Any]) -> None:
+        if torch.compiler.is_exporting():
+            raise RuntimeError(
+                "torch.export: leave the patch, write the encoding into rope_parameters of the model, and export it "
+                "(docs/export.md)"
+            )
         if self._forwards.running is not None:
             raise RuntimeError("forwards of a patched model do not nest: one already runs on this thread")
         if self._config._attn_implementation != self.attention_name:

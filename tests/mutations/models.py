@@ -18,6 +18,8 @@ TIDYING = "tests/patches/model/recorded/test_tidying.py"
 RECORDING = "tests/patches/model/recorded/test_recording.py"
 PADDING = "tests/patches/model/library/test_padding.py"
 CALLS = "tests/patches/model/library/test_calls.py"
+LIBRARY = "tests/patches/model/library/test_library.py"
+GENERATE = "tests/patches/model/library/test_generate_limits.py"
 STATIC_CACHE = "tests/patches/model/library/test_static_cache.py"
 PARITY = "tests/patches/model/library/test_transformers_parity.py"
 CHOSEN_KEYS = "tests/patches/model/architectures/test_chosen_keys.py"
@@ -47,6 +49,16 @@ MODELS = [
              (f"{CALLS}::test_each_row_of_a_cache_continues_under_its_own_encoding",)),
     Mutation("encodings of a cache stay when its rows move", "patches", "if written := getattr(self, _ATTRIBUTE, ()):",
              "if False:", (f"{CALLS}::test_encodings_of_a_cache_follow_its_rows",)),
+    Mutation("a patch stops no calls of other threads", "patches",
+             "if self._leaving:\n            self._stopped", "if False:\n            self._stopped",
+             (f"{GENERATE}::test_leaving_stops_a_call_on_another_thread",)),
+    Mutation("a call that nothing stopped returns after a patch", "patches", "if self._left:", "if False:",
+             (f"{GENERATE}::test_a_call_that_does_not_stop_in_time_fails",)),
+    Mutation("a patch does not say that it stopped a call", "patches", "    calls.refuse_stopped()", "    pass",
+             (f"{GENERATE}::test_leaving_stops_a_call_on_another_thread",)),
+    Mutation("options of the model's configuration are not read", "patches",
+             "return getattr(defaults, name, None) if configured is None else configured", "return configured",
+             (f"{LIBRARY}::test_guidance_is_refused_beside_an_encoding",)),
     Mutation("positions between the ends are not read", "patches", "(position_ids.diff() == 1).all(1)",
              "(position_ids[:, :1] >= 0).all(1)", (f"{PADDING}::test_every_position_of_a_text_is_checked",)),
     Mutation("a forward without an encoding has the trained length", "patches", "if length <= own.length:", "if True:",

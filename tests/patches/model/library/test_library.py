@@ -201,23 +201,41 @@ def test_a_draft_model_proposes_under_its_default(encoding: str, patch: Patched)
         assert other.slots.in_use() == 0
 
 
-@pytest.mark.parametrize("given", ["argument", "configuration", "in its place", "replaced", "processor"])
+@pytest.mark.parametrize("given", ["argument", "configuration", "in its place", "replaced", "beneath", "processor"])
 def test_guidance_is_refused_beside_an_encoding(given: str, patch: Patched, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its unconditional forward would have the default encoding."""
     model, tokens = patch.model, tiny_tokens(1, 9)
     configuration = GenerationConfig(guidance_scale=3.0, max_new_tokens=2)
-    if given == "replaced":
+    if given in ("replaced", "beneath"):
         monkeypatch.setattr(model, "generation_config", configuration)
     places: list[Any] = [configuration] if given == "in its place" else []
     options: dict[str, Any] = {
         "argument": {"guidance_scale": 3.0},
         "configuration": {"generation_config": configuration},
+        "beneath": {"generation_config": GenerationConfig(max_new_tokens=2)},
         "processor": {"logits_processor": [UnbatchedClassifierFreeGuidanceLogitsProcessor(3.0, model)]},
     }.get(given, {})
     with pytest.raises(ValueError, match="guidance_scale: transformers runs"):
         model.generate(tokens, *places, max_new_tokens=2, **options, **patch.encoding("alibi"))
     assert model.generate(tokens, *places, max_new_tokens=2, **options).shape[1] > 9
     assert model.generate(tokens, max_new_tokens=2, guidance_scale=1.0, **patch.encoding("alibi")).shape[1] > 9
+
+
+@pytest.mark.parametrize("given", ["argument", "configuration", "model"])
+def test_token_healing_is_refused_beside_an_encoding(
+    given: str, patch: Patched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call inside that heals a prompt would have the default encoding."""
+    options: dict[str, Any] = {"token_healing": True, "max_new_tokens": 2}
+    if given == "model":
+        monkeypatch.setattr(patch.model, "generation_config", GenerationConfig(**options))
+    calls = {"argument": options, "configuration": {"generation_config": GenerationConfig(**options)}, "model": {}}
+    with pytest.raises(ValueError, match="token_healing: transformers heals prompts under the default encoding"):
+        patch.model.generate(tiny_tokens(1, 9), **calls[given], **patch.encoding("alibi"))
+    with pytest.raises(ValueError, match="must pass the model's tokenizer"):
+        patch.model.generate(tiny_tokens(1, 9), **calls[given])
+    off = patch.model.generate(tiny_tokens(1, 9), token_healing=False, max_new_tokens=2, **patch.encoding("alibi"))
+    assert off.shape[1] > 9
 
 
 # Slots
