@@ -12,11 +12,11 @@ from service.evaluation.scores import Changes
 def within(result: EvaluationResult) -> ComparisonResult | None:
     """``result`` compared with its own encoding, else with its first method.
 
-    None for a single method, and for results without a number by method and length.
+    None for a single method, and for results without numbers by method and length.
     """
     if isinstance(result, ComparisonResult):
         return result
-    if result.evaluation not in COMPARABLE or len(result.methods) < 2:
+    if result.evaluation not in COMPARABLE or len(result.methods) < 2 or not result.scores().lengths():
         return None
     return compared([result], [""], [result.model])
 

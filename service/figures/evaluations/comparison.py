@@ -57,7 +57,7 @@ def numbers_picture(result: ComparisonResult) -> Picture:
 def change_picture(result: ComparisonResult) -> Picture:
     """A line per method with a partner: the ratio to it, or the difference from it."""
     kind = "ratio" if result.lower_is_better else "difference"
-    title = f"{result.scores().title} against {result.against()}"
+    title = f"{result.scores().title} against {result.against()} by context length"
     text, times = (ratio_text, 1) if result.lower_is_better else ("{:+.3g}".format, 100)
     curves = [_change_curve(method, text, times) for method in result.changed()]
     level = 1.0 if result.lower_is_better else 0.0

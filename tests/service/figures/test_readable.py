@@ -259,7 +259,7 @@ class TestOnePoint:
         result = examples.perplexity()
         for method in result.methods:
             method.nll_by_position = method.nll_by_position[-1:]
-        assert [picture.name for picture in pictures_of(result)] == ["perplexity"]
+        assert [picture.name for picture in pictures_of(result)] == ["perplexity", "change"]
 
     def test_a_point_says_why_it_is_alone(self) -> None:
         result = result_of({"default": [6.5], "ntk": [7.0]}, [512])
@@ -281,6 +281,6 @@ class TestOnePoint:
         for method in result.methods:
             for at in method.lengths[:-1]:
                 at.long_perplexity = None
-        first, second = pictures_of(result)
+        first, second, *_ = pictures_of(result)
         assert subtitle(first).startswith("there are key tokens at one length only: a point and no line")
         assert "a point and no line" not in subtitle(second)

@@ -1,4 +1,4 @@
-"""A capture that fails gives its memory back; graphs that share a pool go on sharing it. By a stand-in for torch's."""
+"""A capture that fails gives its memory back; graphs that share a pool go on sharing it. Torch's are imitated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from service.engine.adapter.cards.graphs import CudaCapture
 
 
-class StandIn:
+class Imitation:
     """Pools by number. ``stays``: the allocator stays in a capture that failed, as before pytorch issue 180395."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, stays: bool) -> None:
@@ -54,7 +54,7 @@ def failed(capture: Callable[[Callable[[], None]], object]) -> None:
 
 
 def test_without_memory_its_memory_comes_back_and_the_pool_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = StandIn(monkeypatch, stays=False)
+    card = Imitation(monkeypatch, stays=False)
     capture = CudaCapture()
     kept = capture(lambda: None)
     failed(capture)
@@ -65,7 +65,7 @@ def test_without_memory_its_memory_comes_back_and_the_pool_is_shared(monkeypatch
 
 
 def test_a_pool_that_no_graph_holds_is_never_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = StandIn(monkeypatch, stays=False)
+    card = Imitation(monkeypatch, stays=False)
     capture = CudaCapture()
     failed(capture)
     failed(capture)
@@ -77,7 +77,7 @@ def test_a_pool_that_no_graph_holds_is_never_begun_again(monkeypatch: pytest.Mon
 
 
 def test_a_graph_whose_capture_the_allocator_never_left_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = StandIn(monkeypatch, stays=True)
+    card = Imitation(monkeypatch, stays=True)
     capture = CudaCapture()
     kept = capture(lambda: None)
     failed(capture)
