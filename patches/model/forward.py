@@ -17,7 +17,6 @@ from patches.attention.decode.plan import Row
 from patches.attention.observation import Observer
 from patches.batch.segments import Batch, padded_batch
 from patches.model.recorded.recording import Recordings
-from patches.model.written import ANYWHERE, refuse_other_positions
 
 Reopened: TypeAlias = Callable[[], AbstractContextManager[None]]
 
@@ -40,7 +39,6 @@ class Forward:
     recordings: Recordings | None = None
     rows: dict[Hashable, Row] = field(default_factory=dict)
     reopened: Reopened | None = None
-    follows: range = ANYWHERE
     _padded: Batch | None = None
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -49,18 +47,10 @@ class Forward:
         return function(*args, **kwargs) if recorder is None else recorder.call(function, *args, **kwargs)
 
     def padded(self, rows: int, padding_mask: torch.Tensor | None) -> Batch:
-        """The segments of a padded batch of ``rows``, made at the first attention and shared by the layers.
-
-        Raises:
-            ValueError: from ``padded_batch``, and for rows without padding that do not begin in ``follows``.
-        """
+        """The segments of a padded batch of ``rows``, made at the first attention and shared by the layers."""
         if self._padded is None:
             mask = self.padding_mask if padding_mask is None else padding_mask
-            mask = None if mask is None or bool(mask.all()) else mask
-            batch = padded_batch(rows, self.position_ids, mask)
-            if mask is None:
-                refuse_other_positions(batch.segments[0].q_start, self.follows)
-            self._padded = batch
+            self._padded = padded_batch(rows, self.position_ids, None if mask is None or bool(mask.all()) else mask)
         return self._padded
 
     @property
@@ -91,9 +81,11 @@ class Forwards(threading.local):
         return forward
 
     @contextmanager
-    def opened(self, position_ids: torch.Tensor, padding_mask: torch.Tensor | None, **fields: Any) -> Iterator[Forward]:
-        """Within it, a ``Forward`` of these inputs, other ``fields`` and the carried ones runs on this thread."""
-        self.running = forward = Forward(position_ids, padding_mask, **fields, **self.carried)
+    def opened(
+        self, position_ids: torch.Tensor, padding_mask: torch.Tensor | None, reopened: Reopened | None = None
+    ) -> Iterator[Forward]:
+        """Within it, a ``Forward`` of these inputs and the carried fields runs on this thread."""
+        self.running = forward = Forward(position_ids, padding_mask, reopened=reopened, **self.carried)
         try:
             yield forward
         finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -42,7 +42,7 @@ from patches.model.ranks import Ranks, heads_of_rank
 from patches.model.recorded.recording import Recordings
 from patches.model.replacement import NotCopied
 from patches.model.rotary_seam import RotarySeam
-from patches.model.written import ANYWHERE, following, mark, refuse_other_keys, refuse_other_positions
+from patches.model.written import ANYWHERE, following, mark, refuse_other_keys
 
 
 class Patched(Encodings, NotCopied):
@@ -131,14 +131,12 @@ class Patched(Encodings, NotCopied):
         rows = len(tokens_of(kwargs))
         encoding = partial(self._encoded, position_ids, chosen, rows)
         written: tuple[ResolvedRecipe, ...] = ()  # by row of a cache, none of several texts in a row
-        follows = following(kwargs.get("cache")) if packed is None else ANYWHERE
         if packed is None and "position_ids" in kwargs and has_several_texts(position_ids, padding_mask):
             self._refuse_several_texts(kwargs.get("cache"))
         elif packed is None:
             written = self.recipes(chosen, rows)
             refuse_other_keys(kwargs.get("cache"), written)
-        if follows != ANYWHERE and padding_mask is None and "position_ids" in kwargs:  # before the cache has more keys
-            refuse_other_positions(int(positions_of(position_ids[0, 0])), follows)
+            self._refuse_other_positions(kwargs.get("cache"), written, position_ids, padding_mask)
         reopened = partial(self._reopened, encoding, padding_mask) if self._checkpoints else None
         with encoding() as encoded:
             if "position_ids" in kwargs:
@@ -155,7 +153,7 @@ class Patched(Encodings, NotCopied):
             recordings = self.carried.get("recordings")
             on_triton = isinstance(packed, PagedBatch) and packed.backend == "triton" and not self.model.training
             with (
-                self._forwards.opened(encoded, padding_mask, reopened=reopened, follows=follows) as running,
+                self._forwards.opened(encoded, padding_mask, reopened) as running,
                 fusing(on_triton and recordings is None),
                 nullcontext() if reopened is None else self._checkpointing.of(self.model),
             ):
@@ -170,6 +168,26 @@ class Patched(Encodings, NotCopied):
         if chosen is None and not self.packs:  # the host reads no position of a packed row
             return self.encoded_by_length(position_ids)
         return self.encoded(position_ids, chosen, rows)
+
+    def _refuse_other_positions(
+        self,
+        cache: Any,
+        encodings: Sequence[ResolvedRecipe],
+        position_ids: torch.Tensor,
+        padding_mask: torch.Tensor | None,
+    ) -> None:
+        """Before ``cache`` has more keys. Positions of padded rows are those of their columns."""
+        by_distance = self.windowed or self.attention_seam.chunks or not all(each.is_plain for each in encodings)
+        follows = following(cache, exactly=bool(by_distance))
+        if follows == ANYWHERE or not (padding_mask is None or bool(padding_mask.all())):
+            return
+        first = int(positions_of(position_ids[0, 0]))
+        if first not in follows:
+            expected = f"{follows.start}" if len(follows) == 1 else f"{follows.start} at least"
+            raise ValueError(
+                f"position_ids must count up by one behind cached tokens: the next is {expected}. Given, or counted "
+                f"from the cache, was {first}"
+            )
 
     @property
     def _checkpoints(self) -> bool:

@@ -47,26 +47,21 @@ def refuse_other_keys(cache: Any, encodings: tuple[ResolvedRecipe, ...]) -> None
         )
 
 
-def following(cache: Any) -> range:
+def following(cache: Any, *, exactly: bool) -> range:
     """The positions at which the next token of rows in ``cache`` may lie: one by one behind those that it has.
 
-    Bands and masks go by the distance of positions, which a cache does not keep. Behind keys from elsewhere, the
-    position is at least their number. Nothing is known of an empty cache, and of a static one without a wait.
+    Bands and masks go by the distance of positions, which a cache does not keep. Plain attention does not, so only
+    ``exactly`` refuses a gap. Behind keys from elsewhere, the position is at least their number. Nothing is known of an
+    empty cache, and of a static one without a wait.
     """
     if not hasattr(cache, "get_seq_length") or getattr(cache, "is_compileable", False):
         return ANYWHERE
     count, first = int(cache.get_seq_length()), getattr(cache, _FIRST, None)
     if not count:
         return ANYWHERE
-    return range(count, ANYWHERE.stop) if first is None else range(first + count, first + count + 1)
-
-
-def refuse_other_positions(first: int, follows: range) -> None:
-    """Raises:
-    ValueError: for new tokens whose ``first`` position is not one of ``follows``.
-    """
-    if first not in follows:
-        raise ValueError("position_ids must count up by one behind cached tokens")
+    if first is None or not exactly:
+        return range(count, ANYWHERE.stop)
+    return range(first + count, first + count + 1)
 
 
 def evicted(cache: Any, count: int) -> None:

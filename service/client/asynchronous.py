@@ -202,8 +202,9 @@ class AsyncRopeway:
         """The results of ``jobs`` of one evaluation beside each other: two models, or one before and after training.
 
         Each method has the ratio to its partner, or the difference from it, with a 95 % interval. The partner is the
-        method with the same label in the first job, or ``baseline``. In a single job it is the model's own encoding.
-        ``names`` has one for each job. An empty one is its model, if all models differ, or the start of its id.
+        method with the same label in the first job, or ``baseline``. In a single job it is the model's own
+        encoding, else the first method. ``names`` has one for each job. An empty one is its model, if all models
+        differ, or the start of its id.
         """
         return await self._ask(ComparisonResult, "GET", comparison_path(jobs, names, baseline))
 

@@ -39,7 +39,8 @@ def table_beside(changes: Changes, result: EvaluationResult, width: int) -> Tabl
     intervals = {(row, n): f"[{', '.join(at.interval)}]" for row, n, at in cells if at.interval}
     texts = {(row, n): Text(at.marked) for row, n, at in cells}
     below = _fit_below(intervals, shown, changes.names, width)
-    place = f"{'below: ' if below else ''}95 % interval{'' if below else ': in --csv'}" if intervals else ""
+    where = "--csv" if result.evaluation == "comparison" else "reports, and in `ropeway compare RESULT --csv`"
+    place = f"{'below: ' if below else ''}95 % interval{'' if below else f': in {where}'}" if intervals else ""
     table = _new(changes.mark, place, _left_out(lengths, shown))
     _add_columns(table, changes.names, shown, result.trained_length)
     for row, name in enumerate(changes.names):

@@ -107,7 +107,7 @@ ENGINE = [
     Mutation("a cancelled request reads past a table", "patches", "embedding = embedding.bounded()", "pass",
              (f"{BETWEEN}::test_positions_of_a_request_that_left_may_lie_past_a_table",)),
     Mutation("a gap behind a cache goes unseen", "patches", "range(first + count, first + count + 1)",
-             "range(first + count, ANYWHERE.stop)", ("tests/patches/model/library/test_positions.py",)),
+             "range(count, ANYWHERE.stop)", ("tests/patches/model/library/test_positions.py",)),
     Mutation("a short row attends to its padding", "service/engine", "(columns >= longest - uploaded(",
              "(columns >= 0 * uploaded(",
              (f"{CHOICE}::test_layers_that_keep_a_state_go_to_the_padded_engine",)),

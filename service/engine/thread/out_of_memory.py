@@ -33,9 +33,13 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def forget_frames(error: BaseException | None) -> None:
     """Drop what the functions held through which ``error`` went, and those of the errors before it."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            waiting += [each.__cause__, each.__context__]
 
 
 def give_back() -> None:

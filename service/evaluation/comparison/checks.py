@@ -54,6 +54,8 @@ def check(results: Sequence[Named]) -> None:
             )
         _check_settings(first, other)
         _check_documents(first, other)
+    if not shared_lengths(results) and len(results) == 1:
+        raise NotComparable(f"{first.name} has no numbers: nothing could be measured")
     if not shared_lengths(results):
         raise NotComparable(f"{listed([named.name for named in results])} share no length")
 

@@ -334,6 +334,15 @@ class TestOneResult:
         result = EVERY[evaluation]()
         assert (changes_of(result) is not None) == (evaluation in COMPARABLE)
 
+    def test_a_result_without_numbers_has_none(self) -> None:
+        result = measured.long_perplexity()
+        for method in result.methods:
+            for at in method.lengths:
+                at.long_perplexity, at.key_tokens = None, 0
+        assert changes_of(result) is None
+        with pytest.raises(NotComparable, match="a has no numbers: nothing could be measured"):
+            compared([Named("a", result)])
+
     def test_missing_units_are_named_by_their_method_alone(self) -> None:
         named = perplexity("a", {"default": BEFORE, "alibi": AFTER})
         named.result.partial = Partial(units_done=2, units_total=3, missing={"none": 1})

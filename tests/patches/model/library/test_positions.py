@@ -22,22 +22,40 @@ def at(first: int, count: int = 10) -> torch.Tensor:
     return torch.arange(first, first + count)[None]
 
 
-@pytest.mark.parametrize("encoding", ["default", "yarn:4", "self_extend", "alibi"])
-@pytest.mark.parametrize(("first", "count"), [(0, 10), (20, 10), (51, 10), (200, 10), (5, 1), (49, 1), (51, 1)])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("encoding", "first", "count"),
+    [
+        *((encoding, *at) for encoding in ("default", "self_extend", "alibi") for at in ((0, 10), (20, 10), (49, 1))),
+        *((encoding, *at) for encoding in ("self_extend", "alibi") for at in ((51, 10), (200, 10), (51, 1))),
+    ],
+)
 def test_positions_that_repeat_or_skip_behind_a_cache_are_refused(
-    encoding: str, first: int, count: int, patch: Patched
+    encoding: str, first: int, count: int, masked: bool, patch: Patched
 ) -> None:
+    """Plain attention takes a gap."""
     cache, chosen = DynamicCache(config=patch.model.config), patch.encoding(encoding)
     patch.model(IDS[:, :50], past_key_values=cache, **chosen)
-    with pytest.raises(ValueError, match="position_ids must count up by one behind cached tokens"):
-        patch.model(IDS[:, :count], past_key_values=cache, position_ids=at(first, count), **chosen)
-    assert cache.get_seq_length() == 50, "a refusal leaves it as it was"
-    mask = torch.ones(1, 50 + count)
-    with pytest.raises(ValueError, match="behind cached tokens"):
-        patch.model(IDS[:, :count], past_key_values=cache, position_ids=at(first, count), attention_mask=mask, **chosen)
+    mask = {"attention_mask": torch.ones(1, 50 + count)} if masked else {}
+    with pytest.raises(ValueError, match=rf"count up by one behind cached tokens: the next is 50.* was {first}$"):
+        patch.model(IDS[:, :count], past_key_values=cache, position_ids=at(first, count), **mask, **chosen)
+    assert [layer.keys.shape[-2] for layer in cache.layers] == [50] * len(cache.layers), "it is as it was"
 
 
-@pytest.mark.parametrize("encoding", ["yarn:4", "self_extend"])
+@pytest.mark.parametrize(("first", "count"), [(51, 10), (200, 10), (51, 1)])
+@pytest.mark.parametrize("encoding", ["default", "yarn:4"])
+def test_plain_attention_takes_a_gap(encoding: str, first: int, count: int, patch: Patched) -> None:
+    """As in transformers, which masks by columns."""
+    chosen, found = patch.encoding(encoding), []
+    for shift in (0, 30):  # rotary attention depends on differences alone
+        cache = DynamicCache(config=patch.model.config)
+        patch.model(IDS[:, :50], past_key_values=cache, position_ids=at(shift, 50), **chosen)
+        moved = at(first + shift, count)
+        found.append(patch.model(IDS[:, :count], past_key_values=cache, position_ids=moved, **chosen).logits)
+    assert torch.allclose(*found, atol=1e-4)
+
+
+@pytest.mark.parametrize("encoding", ["alibi", "self_extend"])
 def test_a_text_may_begin_anywhere_and_be_cropped(encoding: str, patch: Patched) -> None:
     chosen = patch.encoding(encoding)
     whole = patch.model(IDS, position_ids=at(30, 60), **chosen).logits[:, 50:]
