@@ -23,12 +23,12 @@ from patches.methods.biases.alibi import alibi_slopes
 from tests.methods import Fields, one_per_shape, rows
 from tests.patches.forward import relative
 
-TOLERANCE = {torch.float64: 2e-6, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1.2e-1}
+TOLERANCE = {torch.float64: 2e-6, torch.float32: 1e-5, torch.float16: 1.5e-2, torch.bfloat16: 1.2e-1}
 """Fused in a dtype against the reference on the same rounded inputs, relative to the largest output. The reference is
 float32, and float64 for that. Tables of cos and sin are float32, which is all that differs in float64.
 
 Half precision: ten to fifteen times the spacing of its numbers at 1. Most of it is rounding of rotated keys; of 3000
-drawn cases one reached 0.086 in bfloat16."""
+drawn cases one reached 0.086 in bfloat16, and one 0.0105 in float16."""
 
 TRAINED, HEAD_DIM, ROTARY_DIM, SCALING = 32, 16, 8, 0.3
 

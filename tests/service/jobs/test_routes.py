@@ -109,7 +109,7 @@ def test_every_picture_can_be_asked_for_by_its_name(client: httpx.Client, at_onc
         links = ended(client, submitted(client)["id"])["links"]
         png, svg = links["plot.png"], links["plot.svg"]
         names = [figure["name"] for figure in client.get(links["figures.json"]).json()["figures"]]
-        assert names == ["perplexity", "nll-by-position"]
+        assert names == ["perplexity", "nll-by-position", "change"]
     first, second = (client.get(svg, params=query) for query in ({}, {"picture": "nll-by-position"}))
     assert first.headers["content-type"] == "image/svg+xml"
     assert "default-src 'none'" in first.headers["content-security-policy"]
