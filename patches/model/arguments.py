@@ -74,15 +74,19 @@ def tokens_of(kwargs: Mapping[str, Any]) -> torch.Tensor:
 def inputs_of(kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(``position_ids``, padding mask) of a call of a model. Positions that are not given count unpadded tokens.
 
+    A mask without padding is None.
+
     Raises:
         ValueError: for images, video or sound, and without tokens.
     """
     _refuse_other_input(kwargs)
     tokens, positions = tokens_of(kwargs), kwargs.get("position_ids")
     padding = _padding_mask(kwargs, tokens.shape[1])
+    if padding is not None and bool(padding.all()):  # read once: all others ask for None
+        padding = None
     if positions is not None:
         return _of_text(positions, padding), padding
-    if padding is not None and not bool(padding.all()):
+    if padding is not None:
         return (padding.long().cumsum(1) - 1).clamp_min(0)[:, -tokens.shape[1] :], padding
     past = kwargs.get("cache")
     seen = 0 if past is None else past.get_seq_length()
@@ -91,9 +95,7 @@ def inputs_of(kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | N
 
 def has_several_texts(position_ids: torch.Tensor, padding_mask: torch.Tensor | None) -> bool:
     """True if positions [rows or 1, new tokens] begin anew inside of a row without padding."""
-    if position_ids.shape[1] == 1 or not (padding_mask is None or bool(padding_mask.all())):
-        return False
-    return bool((position_ids.diff() != 1).any())
+    return padding_mask is None and position_ids.shape[1] > 1 and bool((position_ids.diff() != 1).any())
 
 
 def _padding_mask(kwargs: Mapping[str, Any], new: int) -> torch.Tensor | None:

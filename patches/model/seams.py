@@ -136,7 +136,8 @@ class Patched(Encodings, NotCopied):
         elif packed is None:
             written = self.recipes(chosen, rows)
             refuse_other_keys(kwargs.get("cache"), written)
-            self._refuse_other_positions(kwargs.get("cache"), written, position_ids, padding_mask)
+            if padding_mask is None:  # positions of padded rows are those of their columns
+                self._refuse_other_positions(kwargs.get("cache"), written, position_ids)
         reopened = partial(self._reopened, encoding, padding_mask) if self._checkpoints else None
         with encoding() as encoded:
             if "position_ids" in kwargs:
@@ -170,16 +171,12 @@ class Patched(Encodings, NotCopied):
         return self.encoded(position_ids, chosen, rows)
 
     def _refuse_other_positions(
-        self,
-        cache: Any,
-        encodings: Sequence[ResolvedRecipe],
-        position_ids: torch.Tensor,
-        padding_mask: torch.Tensor | None,
+        self, cache: Any, encodings: Sequence[ResolvedRecipe], position_ids: torch.Tensor
     ) -> None:
-        """Before ``cache`` has more keys. Positions of padded rows are those of their columns."""
+        """Before ``cache`` has more keys."""
         by_distance = self.windowed or self.attention_seam.chunks or not all(each.is_plain for each in encodings)
         follows = following(cache, exactly=bool(by_distance))
-        if follows == ANYWHERE or not (padding_mask is None or bool(padding_mask.all())):
+        if follows == ANYWHERE:
             return
         first = int(positions_of(position_ids[0, 0]))
         if first not in follows:

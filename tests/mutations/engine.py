@@ -100,7 +100,7 @@ ENGINE = [
     Mutation("prompts of a tenant last in first out", "service/engine", "[*decoding[:rows], *mine]",
              "[*decoding[:rows], *mine[::-1]]",
              (f"{FAIRNESS}::test_a_tenants_requests_come_in_their_order",)),
-    Mutation("a dead thread keeps its cache", "service/engine", "forget_frames(self.fatal_error())", "pass",
+    Mutation("a dead thread keeps its cache", "service/engine", "give_back_after(self.fatal_error())", "pass",
              ("tests/service/engine/test_generation_thread.py::test_a_thread_that_dies_is_replaced_with_a_clean_cache",)),
     Mutation("a capture without memory keeps what it took", "service/engine", "graph.reset()", "pass",
              ("tests/service/engine/cards/test_capture.py",)),

@@ -6,7 +6,6 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -43,7 +42,7 @@ from service.engine.request import EngineRequest
 from service.engine.thread.cpu import Wake, generation_thread
 from service.engine.thread.fairness import PREFILL_BESIDE_OTHERS, interleave
 from service.engine.thread.interleave import Interleaved
-from service.engine.thread.out_of_memory import OutOfMemory, forget_frames, give_back, is_out_of_memory, whole_card
+from service.engine.thread.out_of_memory import OutOfMemory, give_back, give_back_after, is_out_of_memory, whole_card
 from service.engine.window import max_cached_len
 from service.sharing.turns import Turns
 
@@ -187,9 +186,7 @@ class EncodingManager(ContinuousBatchingManager):
         self.interleaved.close(error)
         if not self.is_running():
             self.batch_processor = self._runner = self._stepping = None
-            forget_frames(self.fatal_error())
-            with suppress(RuntimeError):  # a card may fail for good
-                give_back()
+            give_back_after(self.fatal_error())
 
     @override
     def _generation_loop_body(self, batch_processor: ContinuousBatchProcessor, bootstrapping: bool) -> bool:

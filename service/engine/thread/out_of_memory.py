@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import traceback
+from contextlib import suppress
 
 import torch
 
@@ -31,8 +32,11 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _PHRASES)
 
 
-def forget_frames(error: BaseException | None) -> None:
-    """Drop what the functions held through which ``error`` went, and those of the errors before it."""
+def give_back_after(error: BaseException | None) -> None:
+    """``give_back``, also of what the functions hold through which ``error`` went, and the errors before it.
+
+    A card that has failed for good gives nothing back.
+    """
     waiting, seen = [error], set[int]()
     while waiting:
         each = waiting.pop()
@@ -40,6 +44,8 @@ def forget_frames(error: BaseException | None) -> None:
             seen.add(id(each))
             traceback.clear_frames(each.__traceback__)
             waiting += [each.__cause__, each.__context__]
+    with suppress(RuntimeError):
+        give_back()
 
 
 def give_back() -> None:
