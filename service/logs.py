@@ -121,7 +121,9 @@ def _collect(severity: int, common: list[Processor], last: list[Processor]) -> N
 
 def _writes_to_a_terminal(handler: logging.Handler) -> bool:
     """True for a handler with which a library prints beside our lines."""
-    return isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
+    if isinstance(handler, logging.StreamHandler):
+        return not isinstance(handler, logging.FileHandler)
+    return getattr(handler, "stream", None) in (sys.stdout, sys.stderr)  # torch 2.14 has a class for this
 
 
 def _without_colours(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

@@ -42,7 +42,10 @@ def by_name(
     if FORMER_CACHE in given:
         cache = given.pop(FORMER_CACHE)
         if "cache" in given:
-            raise TypeError(f"got cache twice, also by its former name {FORMER_CACHE}")
+            raise TypeError(
+                f"got cache and {FORMER_CACHE}, its former name, which transformers would ignore; "
+                "generate of PEFT's prefix tuning gives both"
+            )
         given["cache"] = cache
     return given
 

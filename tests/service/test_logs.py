@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import httpx
 import pytest
@@ -26,11 +27,24 @@ LIBRARIES = (
     "uvicorn.error",
     "httpx",
     "dill",
+    "follows",
 )
+
+
+class Follows(logging.Handler):
+    """Writes to the error stream of the moment, as torch's handler does from 2.14 on."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print("beside the log:", record.getMessage(), file=self.stream)
 
 
 def write(form: Literal["json", "console"]) -> None:
     """Lines of every library, of Python's warnings, of a thread and of a process that end with an error."""
+    logging.getLogger("follows").addHandler(Follows())
     logs.configure("info", form, libraries=True)
     for name in LIBRARIES:
         logging.getLogger(name).warning("\x1b[1mfrom %s\x1b[0m", name, extra={"color_message": "\x1b[36m"})

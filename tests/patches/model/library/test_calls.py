@@ -144,7 +144,7 @@ def test_a_cache_by_its_former_name(patch: Patched) -> None:
     assert torch.equal(found, expected)
     with pytest.raises(ValueError, match="cache: its keys were written under another encoding"):
         patch.model(tokens[:, -2:], past_key_values=written[1])
-    with pytest.raises(TypeError, match="got cache twice"):
+    with pytest.raises(TypeError, match="got cache and past_key_values, its former name"):
         patch.model(tokens[:, -2:], past_key_values=written[1], cache=written[0])
 
 
