@@ -6,6 +6,7 @@ tests too and forks test workers.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import multiprocessing
 import os
@@ -117,6 +118,8 @@ def _become(order: Order, streams: list[int]) -> None:
         os.close(source)
     # The parent's own knows whether the parent's file has a position.
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for the whole process
+    if "triton" in sys.modules:
+        atexit.register(gc.unfreeze)  # Triton 3.9 lists frozen objects as leaks
     sys.modules["__main__"] = ModuleType("__main__")  # children of multiprocessing import the main module
     os.chdir(order.folder)
     os.environ.clear()
