@@ -7,7 +7,6 @@ fractional position when G does not divide w.
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -18,6 +17,9 @@ from patches.encoding.masks import DistanceRange
 from patches.encoding.method import BasedMethod
 from patches.encoding.positions import Grouped, grouped_reach
 from patches.encoding.recipe import Recipe
+
+
+LARGEST_GROUP = 4096
 
 
 class SelfExtend(BasedMethod):
@@ -38,7 +40,7 @@ class SelfExtend(BasedMethod):
     rotates_at: ClassVar[str] = "cache_read"
 
     method: Literal["self_extend"] = "self_extend"
-    group_size: Annotated[int, Field(ge=1, le=4096, strict=True)] = Field(
+    group_size: Annotated[int, Field(ge=1, le=LARGEST_GROUP, strict=True)] = Field(
         8, description="Number of positions that share one."
     )
     neighbor_window: Annotated[int, Field(ge=1, le=1 << 20, strict=True)] | None = Field(
@@ -47,14 +49,9 @@ class SelfExtend(BasedMethod):
 
     @classmethod
     def candidates(cls, geometry: RopeGeometry, length: int) -> list[Self]:
-        """Groups that put ``length`` tokens into all of the trained distances, and into two thirds of them.
-
-        A window that is not of whole groups takes up to a group of tokens away.
-        """
-        trained = geometry.original_max_position_embeddings
-        window = max(1, trained // 4)
-        groups = [math.ceil((length - window) / (share * trained - window)) for share in (1, 2 / 3)]
-        return [cls(group_size=min(max(group, 1), 4096)) for group in groups]
+        """The smallest groups that put ``length`` tokens into all of the trained distances, and into two thirds."""
+        trained, window = geometry.original_max_position_embeddings, cls().window(geometry)
+        return [cls(group_size=_smallest(distances, window, length)) for distances in (trained, trained * 2 // 3)]
 
     def encoding(self, geometry: RopeGeometry) -> Recipe:
         window, group = self.window(geometry), self.group_size
@@ -70,3 +67,9 @@ class SelfExtend(BasedMethod):
 
     def parameters(self, geometry: RopeGeometry) -> dict[str, Any]:
         return super().parameters(geometry) | {"neighbor_window": self.window(geometry)}
+
+
+def _smallest(trained: int, window: int, length: int) -> int:
+    """The smallest group that reaches ``length`` within ``trained`` distances, or else the largest one."""
+    groups = range(1, LARGEST_GROUP)
+    return next((group for group in groups if grouped_reach(trained, window, group) >= length), LARGEST_GROUP)

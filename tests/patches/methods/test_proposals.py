@@ -51,7 +51,7 @@ def test_a_declared_scaling_is_compared_with_plain_rope_and_the_maps_over_it() -
     labels = {label_of(method) for method in candidates(scaled, 1024)}
     assert {"linear(factor=1)", "rerope", "rerope(base=linear:1)", "streaming(base=linear:1)"} <= labels
     assert len(labels) <= 3 * 4**2, "three rounds of halving"
-    over_plain = parse({"method": "self_extend", "group_size": 5, "base": {"method": "linear", "factor": 1.0}})
+    over_plain = parse({"method": "self_extend", "group_size": 6, "base": {"method": "linear", "factor": 1.0}})
     at_half = METHODS["self_extend"].candidates(scaled, 512)[0].model_copy(update={"base": over_plain.base})  # type: ignore[attr-defined]
     assert alike(over_plain, scaled, 1024, 512) == at_half
 
@@ -81,19 +81,31 @@ def test_of_equal_numbers_one_is_proposed() -> None:
 def test_factors_are_around_the_needed_one() -> None:
     labels = {label_of(method) for method in candidates(ROTARY, 1024)}
     assert {"yarn(factor=4)", "yarn(factor=8)", "ntk(factor=4)", "ntk(factor=8)", "linear(factor=4)"} <= labels
-    assert {"self_extend(group_size=5)", "self_extend(group_size=9)"} <= labels
+    assert {"self_extend(group_size=6)", "self_extend(group_size=10)"} <= labels
     assert {"leaky_rerope(scaling_factor=6)", "leaky_rerope(scaling_factor=12)"} <= labels
     assert {"rerope", "rerope(window=128)", "dual_chunk", "streaming", "lm_infinite"} <= labels
     assert len(labels) <= 27, "three rounds of halving"
 
 
+@pytest.mark.parametrize("window", [None, 64], ids=["full layers", "sliding layers"])
+@pytest.mark.parametrize("length", [300, 1020, 1021, 4096, 50_000])
+def test_groups_are_the_smallest_whose_distances_are_trained(length: int, window: int | None) -> None:
+    """Counted position by position: the first key is the furthest one."""
+    geometry = replace(ROTARY, window=window)
+    for method, trained in zip(METHODS["self_extend"].candidates(geometry, length), (256, 170), strict=True):
+        near = (window or 256) // 4
+        furthest = [(length - 1) // group + near - near // group for group in range(1, 600)]
+        smallest = next(group for group, distance in enumerate(furthest, 1) if distance < trained)
+        assert method == parse({"method": "self_extend", "group_size": smallest})
+
+
 @pytest.mark.parametrize("length", [257, 300, 448, 449, 1000, 1024, 4096, 10_000])
 def test_the_first_proposal_of_a_method_reaches_the_length(length: int) -> None:
-    """Groups and divisors are whole numbers: one less does not reach it. A part of a group may be missing."""
+    """Groups and divisors are whole numbers: one less does not reach it."""
     for name, kind in METHODS.items():
         for method in kind.candidates(ROTARY, length)[:1]:
             reached = method.reached(ROTARY)
-            assert reached is None or reached > length - getattr(method, "group_size", 1), label_of(method)
+            assert reached is None or reached >= length, label_of(method)
             for field in {"group_size", "scaling_factor"} & kind.model_fields.keys():
                 fewer = parse({"method": name, field: max(1, getattr(method, field) - 1)}).reached(ROTARY)
                 assert fewer is not None
@@ -124,6 +136,6 @@ def test_lengths_beyond_every_factor_have_proposals() -> None:
 
 def test_the_same_proposal_for_another_length() -> None:
     assert alike(parse("yarn:8"), ROTARY, 1024, 512) == parse("yarn:4")
-    assert alike(parse("self_extend:5"), ROTARY, 1024, 512) == METHODS["self_extend"].candidates(ROTARY, 512)[0]
+    assert alike(parse("self_extend:6"), ROTARY, 1024, 512) == METHODS["self_extend"].candidates(ROTARY, 512)[0]
     other = parse("yarn:3")
     assert alike(other, ROTARY, 1024, 512) is other
