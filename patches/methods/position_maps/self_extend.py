@@ -18,7 +18,6 @@ from patches.encoding.method import BasedMethod
 from patches.encoding.positions import Grouped, grouped_reach
 from patches.encoding.recipe import Recipe
 
-
 LARGEST_GROUP = 4096
 
 
