@@ -26,7 +26,7 @@ class RotarySeam(NotCopied):
     def rotary(
         self,
         x: torch.Tensor,
-        position_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor,
         layer_type: str | None = None,
         *,
         module: torch.nn.Module | None = None,
@@ -43,7 +43,7 @@ class RotarySeam(NotCopied):
     def _rotary(
         self,
         x: torch.Tensor,
-        position_ids: torch.Tensor | None,
+        position_ids: torch.Tensor,
         layer_type: str | None,
         module: torch.nn.Module | None,
     ) -> Any:
@@ -52,18 +52,16 @@ class RotarySeam(NotCopied):
         if module is not None and not self._tables.is_chosen(module, layer_type):
             arguments = () if layer_type is None else (layer_type,)
             return type(module).forward(module, x, positions_of(encoded), *arguments)
-        elsewhere = position_ids is not None and (
-            module in self._elsewhere or position_ids.shape[-1] != encoded.shape[-1]
-        )
+        elsewhere = module in self._elsewhere or position_ids.shape[-1] != encoded.shape[-1]
         if forward.recordings is not None and encoded.device.type == "cpu" and not elsewhere:
             kind = self._slots.uploads, x.dtype, planes
             return self._steps_ahead.table(encoded, kind, lambda steps: self._table(*decode(steps), x.dtype, planes))
         position, slot = decode(encoded)
-        if position_ids is not None and elsewhere:  # cached tokens too, or keys that cover several
+        if elsewhere:  # cached tokens too, or keys that cover several
             if forward.packed is not None:
                 raise ValueError("position_ids: a layer rotates cached keys anew, which a packed row does not carry")
             position, slot = plain_positions(position_ids), slot[:, -1:]
-        if position_ids is not None and len(position) == 1:
+        if len(position) == 1:
             position = position.expand(position_ids.shape[-2], -1)
         return self._table(position, slot, x.dtype, planes)
 

@@ -147,9 +147,9 @@ def decoder_of(model: nn.Module) -> nn.Module:
     return decoder if hasattr(decoder, "config") else model  # transformers also calls a last linear layer so
 
 
-def planes_of(position_ids: torch.Tensor | None) -> int | None:
+def planes_of(position_ids: torch.Tensor) -> int | None:
     """Number of planes of multimodal positions [planes, rows, tokens]; None for plain positions."""
-    return position_ids.shape[0] if position_ids is not None and position_ids.ndim == 3 else None
+    return position_ids.shape[0] if position_ids.ndim == 3 else None
 
 
 def plain_positions(position_ids: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ class Seams(Protocol):
     def rotary(
         self,
         x: torch.Tensor,
-        position_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor,
         layer_type: str | None = None,
         *,
         module: nn.Module | None = None,

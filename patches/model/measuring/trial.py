@@ -85,16 +85,14 @@ class Trial:
     def rotary(
         self,
         x: torch.Tensor,
-        position_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor,
         layer_type: str | None = None,
         *,
         module: nn.Module | None = None,
     ) -> Any:
         """Seam A: the frequencies of this trial."""
-        position = torch.arange(self.tokens, device=x.device)[None]
-        by_token = position_ids is None or position_ids.shape[-1] == self.tokens
-        if position_ids is not None and not by_token:
-            position = plain_positions(position_ids)
+        by_token = position_ids.shape[-1] == self.tokens
+        position = torch.arange(self.tokens, device=x.device)[None] if by_token else plain_positions(position_ids)
         if module is not None:
             self._by_token[module] = by_token and self._by_token.get(module, True)
         table = self._tables.table(module, layer_type)

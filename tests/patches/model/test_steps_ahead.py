@@ -54,12 +54,13 @@ def test_other_tokens_have_other_tables() -> None:
 def tables(patch: Patched, position: int, slot: int) -> Any:
     """The rotary tables of a decode step, as a recorded forward asks for them."""
     patch.slots.upload()
-    encoded = encode(torch.tensor([[position]]), slot)
+    position_ids = torch.tensor([[position]])
+    encoded = encode(position_ids, slot)
     with (
         patch.packed(packed_batch([(slot, position, 1)]), {}, Recordings(pytest.fail)),
         patch._forwards.opened(encoded, None),
     ):
-        return patch.rotary(torch.zeros(1))
+        return patch.rotary(torch.zeros(1), position_ids)
 
 
 @torch.inference_mode()

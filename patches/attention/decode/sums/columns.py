@@ -41,8 +41,8 @@ class Member(NamedTuple):
 
     @property
     def is_ordinary(self) -> bool:
-        """True if it reads all keys in each step."""
-        return self.reading is ORDINARY and all(reading is ORDINARY for reading in self.ahead)
+        """True if it reads all keys, which it then does in the steps ahead too."""
+        return self.reading is ORDINARY
 
     @property
     def turned_keys(self) -> int:
