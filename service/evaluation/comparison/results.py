@@ -107,7 +107,7 @@ class ComparisonResult(EvaluationResult):
             # Of shares, only the changes below are paired.
             *(best if self.lower_is_better else best[:1]),
             *changes[:MOST_SENTENCES],
-            *([f"{more} more are in the table of all numbers."] if more > 0 else []),
+            *([f"{more} more {'is' if more == 1 else 'are'} in the table of all numbers."] if more > 0 else []),
             *self.cautions(),
         ]
 

@@ -54,6 +54,13 @@ def perplexity(name: str, means: dict[str, list[float]], model: str = "tiny") ->
     return Named(name, result)
 
 
+def add_length(named: Named, length: int, nll: Sequence[float]) -> None:
+    """Another length, before the others, at which the first method has the mean ``nll`` of its documents."""
+    lengths = named.result.methods[0].lengths  # type: ignore[attr-defined]
+    groups, mean = [(mean * TOKENS, TOKENS) for mean in nll], math.exp(float(np.mean(nll)))
+    lengths.insert(0, lengths[0].model_copy(update={"length": length, "groups": groups, "perplexity": mean}))
+
+
 def passkey(name: str, found: list[float], **more: Any) -> Named:
     """One method at 512 tokens whose prompts have the scores ``found``."""
     samples = [

@@ -23,8 +23,8 @@ from tests.service.evaluation.comparing import (
     BEFORE,
     DOCUMENTS,
     OTHER,
-    TOKENS,
     WORSE,
+    add_length,
     change_of,
     compared,
     passkey,
@@ -112,16 +112,52 @@ class TestPerplexity:
         assert compared(named, "default").cautions() == []
 
     def test_another_sure_verdict_at_a_shorter_length_is_said(self) -> None:
+        """The same one is not said again, and no doubt about a shorter length."""
         first, second = perplexity("a", {"default": BEFORE}), perplexity("b", {"default": AFTER})
-        for named, mean in ((first, BEFORE), (second, WORSE)):
-            lengths = named.result.methods[0].lengths  # type: ignore[attr-defined]
-            groups = [(nll * TOKENS, TOKENS) for nll in mean]
-            lengths.insert(0, lengths[0].model_copy(update={"length": 256, "groups": groups, "perplexity": mean[0]}))
+        for length, mean in ((256, WORSE), (128, AFTER), (64, OTHER), (32, BEFORE)):
+            add_length(first, length, BEFORE)
+            add_length(second, length, mean)
         words = compared([first, second]).sentences()
-        assert [sentence.rpartition(": ")[2] for sentence in words if "times" in sentence] == [
-            "surely better.",
-            "surely worse.",
+        assert [(sentence.split()[1], sentence.rpartition(": ")[2]) for sentence in words if "times" in sentence] == [
+            ("512", "surely better."),
+            ("256", "surely worse."),
         ]
+
+    def test_a_length_that_one_result_has_is_without_a_change(self) -> None:
+        first, second = perplexity("a", {"default": BEFORE}), perplexity("b", {"default": AFTER})
+        add_length(second, 256, AFTER)
+        second.result.trained_length = 128
+        result = compared([first, second])
+        changes = result.changes()
+        assert changes is not None
+        assert [list(by_length) for by_length in changes.by_method] == [[512]]
+        rows = [(row["name"], row["length"], row["trained_length"], row["change"] is None) for row in result.rows()]
+        assert rows == [
+            ("default (a)", 512, 256, True),
+            ("default (b)", 256, 128, True),
+            ("default (b)", 512, 128, False),
+        ]
+
+    def test_two_documents_are_too_little_for_an_interval(self) -> None:
+        documents = DOCUMENTS[:2]
+        named = [perplexity("a", {"default": BEFORE[:2]}), perplexity("b", {"default": AFTER[:2]})]
+        for _, result in named:
+            result.documents = documents  # type: ignore[attr-defined]
+        result = compared(named)
+        change = result.methods[1].lengths[0].change
+        assert change is not None
+        assert (change.interval, change.verdict) == (None, "unsure")
+        assert change.value == pytest.approx(math.exp(np.mean(AFTER[:2]) - np.mean(BEFORE[:2])))
+        words = "default (b) has 0.928 times the perplexity of default (a): too little text for an interval."
+        assert f"At 512 tokens, {words}" in result.sentences()
+
+    @pytest.mark.parametrize(("methods", "rest"), [(6, ""), (7, "1 more is in"), (8, "2 more are in")])
+    def test_most_pairs_are_in_the_table_alone(self, methods: int, rest: str) -> None:
+        curves = {"default": BEFORE, **{f"linear(factor={factor})": AFTER for factor in range(methods)}}
+        words = compared([perplexity("a", curves)]).sentences()
+        assert sum("times the perplexity" in sentence for sentence in words) == 6
+        found = [sentence for sentence in words if sentence.endswith("in the table of all numbers.")]
+        assert found == ([f"{rest} the table of all numbers."] if rest else [])
 
     def test_the_best_is_that_at_a_length_that_all_have(self) -> None:
         longer = perplexity("b", {"default": AFTER})
@@ -133,9 +169,10 @@ class TestPerplexity:
 
     def test_the_answer_has_the_best_and_each_pair(self) -> None:
         result = compared([perplexity("a", {"default": BEFORE}), perplexity("b", {"default": AFTER})])
-        text = result.text_of(change_of(result)[0])
         first, second, *_ = result.sentences()
         assert first.startswith("At 512 tokens, default (b) is best: perplexity 22.2")
+        low, high = np.exp(stats.ttest_rel(AFTER, BEFORE).confidence_interval(0.95))
+        text = f"0.905 ({low:.3f} to {high:.3f}) times"
         assert second == f"At 512 tokens, default (b) has {text} the perplexity of default (a): surely better."
 
     def test_ratios_by_length_have_a_mark_where_they_are_sure(self) -> None:
@@ -189,16 +226,33 @@ class TestPerplexity:
 
 
 class TestShares:
-    def test_the_interval_is_newcombes_for_paired_proportions(self) -> None:
+    @pytest.mark.parametrize(
+        ("counts", "verdict"),
+        [
+            ((12, 9, 2, 21), "better"),
+            ((12, 2, 9, 21), "worse"),
+            ((5, 5, 4, 5), "unsure"),
+            ((1, 9, 6, 1), "unsure"),
+            ((0, 9, 0, 9), "better"),
+            ((9, 0, 9, 0), "worse"),
+            ((9, 9, 0, 0), "better"),
+            ((0, 0, 9, 9), "worse"),
+        ],
+        ids=["alike", "swapped", "less alike than the correction", "unlike", *["all alike"] * 4],
+    )
+    def test_the_interval_is_newcombes_for_paired_proportions(
+        self, counts: tuple[int, int, int, int], verdict: str
+    ) -> None:
         """Newcombe 1998, Statistics in Medicine 17, p. 2635-2650: method 10."""
-        both, first, second, neither = 12, 9, 2, 21
+        both, first, second, neither = counts
         a = [1.0] * both + [1.0] * first + [0.0] * second + [0.0] * neither
         b = [1.0] * both + [0.0] * first + [1.0] * second + [0.0] * neither
         change, interval = change_of(compared([passkey("b", b), passkey("a", a)]))
         n = len(a)
-        phi = (both * neither - first * second - len(a) / 2) / math.sqrt(
-            (both + first) * (second + neither) * (both + second) * (first + neither)
-        )
+        margins = math.prod((both + first, second + neither, both + second, first + neither))
+        above = both * neither - first * second
+        corrected = max(above - n / 2, 0) if above > 0 else above
+        phi = corrected / math.sqrt(margins) if margins else 0.0
         (low1, high1), (low2, high2) = (
             stats.binomtest(round(sum(one)), n).proportion_ci(0.95, method="wilson") for one in (a, b)
         )
@@ -208,7 +262,7 @@ class TestShares:
         assert change.value == pytest.approx(p1 - p2)
         assert interval.low == pytest.approx(p1 - p2 - low, rel=1e-6)
         assert interval.high == pytest.approx(p1 - p2 + high, rel=1e-6)
-        assert change.verdict == "better"
+        assert change.verdict == verdict
 
     def test_equal_shares_are_equal(self) -> None:
         result = compared([passkey("a", [0.0] * 4), passkey("b", [0.0] * 4)])

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
+from patches import Method, parse
 from service.models.checkpoint.fingerprint import contents
 from service.models.checkpoint.loading import load
-from service.models.policies import assign_policies, check_policy
+from service.models.policies import assign_policies, check_policy, check_ranges
 from service.models.registry import ModelRegistry
+from service.policy.auto import Range
 from service.policy.policy import InvalidPolicy, Policy, parse_policy, read_policies
 from service.settings import Settings
 from tests.service.conftest import tiny_checkpoint
@@ -99,6 +103,51 @@ def test_a_folder_may_have_policies_of_other_models(
     models.default.policy = None
     with pytest.raises(InvalidPolicy, match=r"c\.json: 'tiny' has a policy from another file already"):
         assign_policies(read_policies(tmp_path), models)
+
+
+def test_a_policy_of_a_served_name_and_other_weights_is_refused(
+    models: ModelRegistry, policy: dict[str, Any], tmp_path: Path
+) -> None:
+    """Also beside the policies of other models, which are passed over with a warning."""
+    write(tmp_path, "a.json", policy)
+    write(tmp_path, "b.json", policy | {"model": "elsewhere", "fingerprint": "0" * 64})
+    with capture_logs() as logs:
+        assign_policies(read_policies(tmp_path), models)
+    unused = {"event": "policy_unused", "log_level": "warning", "file": str(tmp_path / "b.json"), "model": "elsewhere"}
+    assert logs == [unused]
+    models.default.policy = None
+    write(tmp_path, "b.json", policy | {"model": "tiny-alibi", "fingerprint": "0" * 64})
+    with pytest.raises(InvalidPolicy, match=r"b\.json: fingerprint: .* and 'tiny-alibi' has"):
+        assign_policies(read_policies(tmp_path), models)
+
+
+@pytest.mark.parametrize(
+    ("ends", "refused"),
+    [
+        ((64, 128, 256), None),
+        ((64, 129, 256), "1.pe: no 129"),
+        ((63, 128, 256), "1.pe: no 64"),
+        ((64, None), None),
+        ((63, None), "1.pe: no 64"),
+        ((128, 256), "1.pe: no 129"),
+    ],
+)
+def test_an_encoding_must_fit_at_both_ends_of_its_range(
+    models: ModelRegistry, monkeypatch: pytest.MonkeyPatch, ends: tuple[int | None, ...], refused: str | None
+) -> None:
+    """The second one fits lengths from 65 to 128, the others fit those up to 256. Requests end at 100 tokens."""
+
+    def resolve(method: Method, length: int) -> None:
+        if length not in fitting[method.method]:
+            raise ValueError(f"no {length}")
+
+    fitting = {"default": range(1, 257), "yarn": range(65, 129)}
+    monkeypatch.setattr(models.default.patch, "resolve", resolve)
+    monkeypatch.setattr(models.default, "max_length", 100)
+    names = zip(ends, ("default", "yarn:4", "default"), strict=False)
+    ranges = tuple(Range(up_to=end, pe=parse(name)) for end, name in names)
+    with nullcontext() if refused is None else pytest.raises(InvalidPolicy, match=rf"^ranges\.{refused}$"):
+        check_ranges(ranges, models.default, models)
 
 
 @pytest.mark.parametrize(
