@@ -100,7 +100,10 @@ class LlamaCpp(Target):
     def differences_of_own(self, wanted: Wanted) -> list[str]:
         if wanted.own.get("rope_type") == RopeType.YARN and wanted.own.get("truncate") is False:
             return ["llama.cpp rounds the bounds of YaRN's ramp, and this checkpoint has truncate false."]
-        return fixed(wanted)
+        factor = wanted.own_lists_factor
+        computed = "convert_hf_to_gguf.py computes LongRoPE's factor on cos and sin from the lengths"
+        other = [] if factor is None else [f"{computed}, and this checkpoint has {factor:.6g}."]
+        return [*fixed(wanted), *other]
 
     def usage(self, model: str, expression: Expression) -> str:
         return shlex.join([_program(expression), "--model", f"{model}.gguf", *expression.arguments])
@@ -135,7 +138,7 @@ def _refuse_mscale_of_the_file(form: Form, wanted: Wanted) -> None:
 def _ended(form: Form, own: Form) -> Form:
     """``form`` with the entries that take the place of those in the file."""
     if form["rope_type"] == RopeType.YARN:
-        return {**{name: value for name, value in YARN_DEFAULTS.items() if name in own and name in OPTIONS}, **form}
+        return {**{name: value for name, value in YARN_DEFAULTS.items() if name in own}, **form}
     return {**form, "attn_factor": 1.0} if FACTORS & own.keys() else form
 
 

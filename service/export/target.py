@@ -51,8 +51,21 @@ class Wanted:
 
     @property
     def own_attention_factor(self) -> bool:
-        """True for a checkpoint with YaRN and ``attention_factor``, which vLLM and SGLang do not read."""
-        return self.own.get("rope_type") == RopeType.YARN and self.own.get("attention_factor") is not None
+        """True for a checkpoint's factor on cos and sin that vLLM and SGLang do not read: ``attention_factor``."""
+        if self.own.get("rope_type") == RopeType.YARN:
+            return self.own.get("attention_factor") is not None
+        return self.own_lists_factor is not None and "short_mscale" not in self.own
+
+    @property
+    def own_lists_factor(self) -> float | None:
+        """The factor on cos and sin of a checkpoint with LongRoPE's lists; None where its lengths imply it.
+
+        Most systems compute it from the lengths.
+        """
+        declared, trained = self.geometry.max_position_embeddings, self.geometry.original_max_position_embeddings
+        own = self.resolved.attention_factor
+        has_lists = self.own.get("rope_type") == RopeType.LONGROPE
+        return None if not has_lists or is_implied(own, declared, trained) else own
 
     @property
     def by_length(self) -> Form:
@@ -178,6 +191,12 @@ def written_out(form: Form, length: int) -> dict[str, Any]:
 def has_one_list(form: Form) -> bool:
     """True for divisors that do not depend on the length."""
     return form["rope_type"] == RopeType.LONGROPE and bool(form["short_factor"] == form["long_factor"])
+
+
+def is_implied(factor: float, longest: int, trained: int) -> bool:
+    """True for LongRoPE's factor on cos and sin, sqrt(1 + ln(s) / ln(trained)) for s = longest / trained above 1."""
+    ratio = max(1.0, longest / trained)
+    return math.isclose(factor, math.sqrt(1 + math.log(ratio) / math.log(trained)), rel_tol=1e-6)
 
 
 def within_reach(form: Form, length: int) -> bool:

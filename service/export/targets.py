@@ -206,7 +206,7 @@ def _expressed(method: Method, source: Source, target: Target, length: int) -> E
         raise Inexpressible(f"it has no option for this encoding, which is `{CHUNKS}` of the configuration")
     if source.in_chunks and target.reads_chunks:
         raise Inexpressible(f"it reads `{CHUNKS}` instead: serve the checkpoint without that entry")
-    varies = resolved.length is not None and resolve(method.without_follows(), geometry, SHORTEST) != resolved
+    varies = resolve(method.without_follows(), geometry, SHORTEST) != resolved
     wanted = Wanted(geometry, length, resolved, source.own, source.model_type, varies)
     is_longer = length > declared.max_position_embeddings
     if is_native and not (is_longer and resolved.rotates):

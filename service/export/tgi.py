@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from patches import RopeType
 from service.export.target import (
+    YARN_DEFAULTS,
     Expression,
     Form,
     Target,
@@ -55,8 +56,11 @@ class TextGenerationInference(Target):
         differences = [FOLLOWS] if wanted.varies else []
         return Expression(config, [*options, *self.unchanged(wanted.length).arguments], differences)
 
+    def own(self, wanted: Wanted) -> Expression:
+        return super().own(wanted) if _is_read(wanted) else self.express(wanted)
+
     def unchanged(self, length: int) -> Expression:
-        return Expression({}, ["--max-total-tokens", str(length), "--max-input-tokens", str(max(1, length - 1))])
+        return Expression({}, ["--max-total-tokens", str(length), "--max-input-tokens", str(length - 1)])
 
     def differences_of_own(self, wanted: Wanted) -> list[str]:
         by_position = wanted.varies and wanted.by_length["rope_type"] == RopeType.LONGROPE
@@ -68,6 +72,15 @@ class TextGenerationInference(Target):
     def adapter(self, name: str, folder: str) -> tuple[list[str], str]:
         note = f"{folder} is that of the adapter; requests choose it by the parameter adapter_id."
         return ["--lora-adapters", f"{name}={folder}"], note
+
+
+def _is_read(wanted: Wanted) -> bool:
+    """True for a checkpoint's own encoding that it reads as it is."""
+    kind = wanted.own.get("rope_type")
+    if kind == RopeType.YARN:
+        fixed_there = {**YARN_DEFAULTS, "attention_factor": None}
+        return all(wanted.own.get(name) in (None, value) for name, value in fixed_there.items())
+    return kind != RopeType.LINEAR and wanted.own_lists_factor is None
 
 
 def _fits(form: Form) -> bool:

@@ -52,9 +52,9 @@ class VLLM(Target):
 
     def own(self, wanted: Wanted) -> Expression:
         # Its YaRN reads DeepSeek's pair for latent attention only.
-        pair = not wanted.geometry.latent and wanted.own.keys() & MSCALES
-        changed = wanted.own.get("rope_type") == RopeType.YARN and (wanted.own_attention_factor or pair)
-        return self.express(wanted) if changed else super().own(wanted)
+        is_yarn = wanted.own.get("rope_type") == RopeType.YARN
+        pair = is_yarn and not wanted.geometry.latent and wanted.own.keys() & MSCALES
+        return self.express(wanted) if pair or wanted.own_attention_factor else super().own(wanted)
 
     def unchanged(self, length: int) -> Expression:
         return Expression({}, ["--max-model-len", str(length)])

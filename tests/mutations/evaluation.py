@@ -28,6 +28,17 @@ ADDRESS = "tests/service/jobs/test_address.py"
 SCRIPTS = "tests/service/evaluation/retrieval/test_scripts.py"
 
 EVALUATION = [
+    Mutation("a linear scaling that TGI passes over", "service/export", "return kind != RopeType.LINEAR and ",
+             "return ", (OWN_SCALING,)),
+    Mutation("a factor of LongRoPE that no system reads", "service/export",
+             "return None if not has_lists or is_implied(own, declared, trained) else own", "return None",
+             (OWN_SCALING,)),
+    Mutation("entries without an option left out", "service/export", 'in KINDS and form.keys() <= {"rope_type"',
+             'in KINDS or form.keys() <= {"rope_type"', (EXPORTS,)),
+    Mutation("a correlation of shares without its correction", "service/evaluation", "corrected = max(above - n / 2,",
+             "corrected = max(above,", (COMPARISON,)),
+    Mutation("a policy checked at one end of a range", "service/models", "for length in (shortest, longest):",
+             "for length in (longest,):", ("tests/service/policy/test_policy.py",)),
     Mutation("one method alone is the best", "service", "if method.rank == 1] if len(methods) > 1 else []",
              "if method.rank == 1]", (f"{SWEEPS}/test_answer.py",)),
     Mutation("long texts beside names of bars", "service/figures", "lines = 1 if CHAR * longest <= NARROW",

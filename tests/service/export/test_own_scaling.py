@@ -133,6 +133,7 @@ def test_a_factor_on_cos_and_sin_has_the_name_that_they_read(name: str) -> None:
 def test_vllm_gets_the_factor_of_a_pair_that_it_passes_over() -> None:
     ministral = shipped({**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "ministral3")
     assert mscale_of_sglang(scaling("default", "vllm", ministral)) == pytest.approx(1.0)
+    assert exported("default", "vllm", 900, LATENT).config == {}, "its code of latent attention reads the pair"
 
 
 @pytest.mark.parametrize("fields", ["default", LISTS], ids=["default", "lists"])
@@ -150,6 +151,61 @@ def test_own_lists_by_length_name_the_choice_of_each_system(fields: str | Fields
         assert replace(made, differences=[]) == target.unchanged(900)
         within = exported(fields, name, 256, source)
         assert within.differences == ([FIXED.format(1024)] if name == "exllamav3" else [])
+
+
+def factor_by_lengths(longest: int, trained: int) -> float:
+    """``scaling_factor`` of vLLM's phi3_long_rope_scaled_rope.py, ExLlamaV3's rope.py and TGI's rotary.py."""
+    return math.sqrt(1 + math.log(longest / trained) / math.log(trained)) if longest > trained else 1.0
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_lists_with_another_factor_than_their_lengths_imply_have_it_written(name: str) -> None:
+    chosen = {**LISTS, "attention_factor": 1.5}
+    made = scaling("default", name, shipped(chosen))
+    assert (made["short_mscale"], made["long_mscale"]) == (1.5, 1.5)
+    assert (made["short_factor"], made["long_factor"]) == (LISTS["short_factor"], LISTS["long_factor"])
+    lacking = {**LISTS, "attention_factor": factor_by_lengths(1024, 256)}
+    read = {**LISTS, "short_mscale": 1.5, "long_mscale": 1.5}
+    for own in (LISTS, lacking, read):
+        assert exported("default", name, 900, shipped(own)).config == {}
+    assert scaling("default", name, shipped(LISTS, max_position_embeddings=2048))["long_mscale"] == pytest.approx(
+        factor_by_lengths(1024, 256)
+    ), "the factor 4 counts here, and the lengths there"
+
+
+def test_lists_with_another_factor_are_refused_or_named() -> None:
+    own = shipped({**LISTS, "attention_factor": 1.5})
+    for name in ("exllamav3", "tgi"):
+        with pytest.raises(NotExpressible, match="or their factor on cos and sin"):
+            exported("default", name, 900, own)
+    assert exported("default", "llama.cpp", 900, own).differences[1:] == [
+        "convert_hf_to_gguf.py computes LongRoPE's factor on cos and sin from the lengths, and this checkpoint has 1.5."
+    ]
+
+
+def test_exllamav3_gets_the_maximum_that_gives_yarns_own_factor() -> None:
+    """It divides the maximum by the trained length in place of ``factor``."""
+    for declared, written in ((1024, None), (2048, 1024)):
+        made = config("default", "exllamav3", 900, shipped(YARN, max_position_embeddings=declared))
+        assert made.get("max_position_embeddings") == written
+
+
+def test_tgi_gets_what_it_does_not_read_of_a_checkpoint_in_another_form() -> None:
+    """Its "linear" leaves the frequencies as they are, and its YaRN has fixed turns."""
+    linear = shipped({"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0})
+    assert config("default", "tgi", 900, linear)["rope_scaling"]["long_factor"] == pytest.approx([4.0] * 32)
+    for own in (YARN, {**YARN, "beta_fast": 32.0, "truncate": True, "attention_factor": None}):
+        assert config("default", "tgi", 900, shipped(own)) == {}
+    for entry in ({"beta_fast": 16.0}, {"beta_slow": 2.0}, {"truncate": False}, {"attention_factor": 1.5}):
+        with pytest.raises(NotExpressible, match="no option for these frequencies"):
+            exported("default", "tgi", 900, shipped({**YARN, **entry}))
+    unscaled = config("default", "tgi", 900, shipped({**YARN, "attention_factor": 1.0}))["rope_scaling"]
+    assert unscaled["rope_type"] == "longrope", "lists have no factor on cos and sin"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_equal_lists_follow_no_length(name: str) -> None:
+    assert exported("default", name, 900, shipped({**LISTS, "short_factor": LISTS["long_factor"]})).differences == []
 
 
 @pytest.mark.parametrize("fields", ["default", DYNAMIC], ids=["default", "dynamic"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from patches import RopeGeometry, from_text, parse, resolve, rope_parameters
-from service.export.target import Expression
+from service.export.target import TRAINED, Expression
 from service.export.targets import TARGETS, LengthRequired, NotExpressible, Source, default_length, export
 from tests.methods import Fields, Row, rows
 
@@ -48,7 +48,7 @@ def closest_to(fields: Fields, name: str) -> str | Fields:
     return fields
 
 
-def config(text: str, name: str, length: int = 1024, source: Source = PLAIN) -> dict[str, Any]:
+def config(text: str | Fields, name: str, length: int = 1024, source: Source = PLAIN) -> dict[str, Any]:
     return exported(text, name, length, source).config
 
 
@@ -165,23 +165,59 @@ def test_exllamav3_gets_yarns_factor_as_a_ratio_of_lengths() -> None:
     assert made.config["max_position_embeddings"] == 1024
     assert made.config["rope_scaling"]["original_max_position_embeddings"] == 256
     assert made.arguments == ["--cache_size", "1024"]
+    shares = {**PLAIN.own, "partial_rotary_factor": 0.5, "mrope_section": [8, 8]}
+    kept = config("yarn:4", "exllamav3", 900, replace(PLAIN, own=shares))["rope_scaling"]
+    assert kept == {**made.config["rope_scaling"], "mrope_section": [8, 8]}
     with pytest.raises(NotExpressible, match="can: yarn:4"):
         exported("yarn:3.33", "exllamav3", 900)
+
+
+def test_exllamav3_gets_lists_whose_factor_its_lengths_imply() -> None:
+    """It has sqrt(1 + ln(s) / ln(256)) on cos and sin, for s = length / 256 beyond 256 tokens."""
+    lists: Fields = {"method": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+    for length, factor in ((1024, 4.0), (512, 2.0), (512, 4.0), (200, 4.0)):
+        fields = {**lists, "factor": factor}
+        if length == factor * 256:
+            made = exported(fields, "exllamav3", length).config
+            assert made["max_position_embeddings"] == length
+            assert (made["rope_scaling"]["long_factor"], made["rope_scaling"][TRAINED]) == ([2.0] * 32, 256)
+        else:
+            with pytest.raises(NotExpressible, match="no option for these frequencies or their factor"):
+                exported(fields, "exllamav3", length)
+    without = {**lists, "factor": 4.0, "attention_factor": 1.0}
+    assert exported(without, "exllamav3", 200).config["rope_scaling"][TRAINED] == 256
+    one_list = exported(without, "exllamav3", 1024).config["rope_scaling"]
+    assert one_list[TRAINED] == 1024
+    assert one_list["short_factor"] == pytest.approx([2.0] * 32)
+
+
+def test_tgi_gets_one_list_for_all_positions() -> None:
+    """Of two, it takes each for some of the positions of one text."""
+    lists: Fields = {"method": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+    made = config({**lists, "factor": 4.0, "attention_factor": 1.0}, "tgi")["rope_scaling"]
+    assert made["short_factor"] == made["long_factor"] == pytest.approx([2.0] * 32)
 
 
 def test_tgi_gets_lists_for_linear_and_options_for_dynamic() -> None:
     linear = config("linear:4", "tgi")
     assert linear["rope_scaling"]["long_factor"] == pytest.approx([4.0] * 32)
     assert linear["original_max_position_embeddings"] == linear["max_position_embeddings"] == 1024
+    assert linear["rope_theta"] == 10_000.0
+    lists = {"rope_type", "short_factor", "long_factor", "original_max_position_embeddings"}
+    assert linear["rope_scaling"].keys() == lists, "its launcher has the base and the length beside them"
+    assert config("ntk:4", "tgi")["rope_scaling"] is None
     dynamic = exported("dynamic:2", "tgi")
-    assert dynamic.arguments[:4] == ["--rope-scaling", "dynamic", "--rope-factor", "2"]
-    assert dynamic.config["max_position_embeddings"] == 256
+    limits = ["--max-total-tokens", "1024", "--max-input-tokens", "1023"]
+    assert dynamic.arguments == ["--rope-scaling", "dynamic", "--rope-factor", "2", *limits]
+    assert dynamic.config == {"rope_theta": 10_000.0, "max_position_embeddings": 256}
+    assert dynamic.differences == ["Frequencies follow the longest text so far, and stay for every later text."]
     with pytest.raises(NotExpressible, match="can: yarn:4"):
         exported("yarn:factor=4,beta_fast=16", "tgi")
 
 
 def test_llama_cpp_gets_the_length_where_it_would_cut_it() -> None:
     assert "--override-kv" not in exported("yarn:4", "llama.cpp").arguments
+    assert "--override-kv" not in exported("linear:4", "llama.cpp", 256).arguments
     assert "llama.context_length=int:1024" in exported("linear:4", "llama.cpp").arguments
     unknown = exported("linear:4", "llama.cpp", source=replace(PLAIN, model_type="new"))
     assert "--override-kv" not in unknown.arguments
@@ -189,6 +225,18 @@ def test_llama_cpp_gets_the_length_where_it_would_cut_it() -> None:
     llama3 = replace(PLAIN, own={"rope_type": "llama3", "rope_theta": 10_000.0})
     with pytest.raises(NotExpressible, match="own divisors"):
         exported("yarn:4", "llama.cpp", source=llama3)
+
+
+@pytest.mark.parametrize("entry", ["attention_factor=1.5", "truncate=false"])
+def test_llama_cpp_refuses_entries_of_yarn_without_an_option(entry: str) -> None:
+    with pytest.raises(NotExpressible, match=r"no option for these frequencies .* can: yarn:4"):
+        exported(f"yarn:factor=4,{entry}", "llama.cpp")
+
+
+def test_transformers_gets_yarn_with_all_its_entries() -> None:
+    """A list of divisors would have the same numbers, but not for other lengths."""
+    asked = config("yarn:factor=4,truncate=false,attention_factor=1.5", "transformers")["rope_parameters"]
+    assert (asked["rope_type"], asked["truncate"], asked["attention_factor"]) == ("yarn", False, 1.5)
 
 
 def test_llama_cpp_says_where_its_contexts_end() -> None:
