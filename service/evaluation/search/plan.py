@@ -231,7 +231,7 @@ def _target(
         sizes = [len(document.token_ids) for document in documents]
         # Windows take steps of half a window. A document has no room for up to two more.
         room = 2 * sum(sizes) // (request.windows + request.held_out + 1 + 2 * len(sizes))
-        wanted = max(2, min(DEFAULT_REACH * trained, min(sizes) + special, room, served.engine.scores.most))
+        wanted = min(DEFAULT_REACH * trained, min(sizes) + special, room, served.engine.scores.most)
         if wanted <= trained:
             windows = f"{request.windows} windows and {request.held_out} held-out ones"
             message = f"{windows} beyond the trained length, {trained}, need more text: send more, or ask for fewer"

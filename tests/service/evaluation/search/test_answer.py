@@ -6,8 +6,11 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pytest
 
+from service.evaluation.formatting import short_number
+from service.evaluation.search.evolution import ONE, Individual
 from service.evaluation.search.results import FOUND
 from service.evaluation.search.unit import LateUnit
 from service.models.registry import ModelRegistry
@@ -88,6 +91,51 @@ def test_the_encoding_fits_into_a_policy(models: ModelRegistry) -> None:
         "calibration": Calibration(created=datetime.now(UTC), measured=result.words()),
     }
     assert parse_policy(policy).ranges[1].up_to == LENGTH
+
+
+def test_the_numbers_are_means_over_windows(models: ModelRegistry) -> None:
+    """``made_up`` adds a difficulty of the window to the loss of a method."""
+    result, plan = answered(planned(models, held_out=8, methods=["self_extend:4"]), lambda unit: 2.0 + unit.stop % 2)
+    stops = [[place.stop for place in places.windows] for places in (plan.places, plan.held_out)]
+    search, held_out = (np.mean([2 + stop % 2 + (stop * 37 % 101) / 101 for stop in half]) for half in stops)
+    perplexity = math.exp(held_out)
+    rows = [(row["method"], row["measure"], row["index"], row["value"]) for row in result.rows()]
+    expected: list[Any] = []
+    for index in (1, 2, 3):
+        expected += [(FOUND, f"{name}_loss", index, search) for name in ("best", "median")]
+    for method in (FOUND, "default", "self_extend(group_size=4)"):
+        expected += [(method, "search_loss", None, search), (method, "perplexity", None, perplexity)]
+        expected.append((method, "times_search", None, 1.0))
+        factors = next(one.factors for one in result.methods if one.label == method) or []
+        expected += [(method, "factor", pair, factor) for pair, factor in enumerate(factors)]
+    assert [row[:3] for row in rows] == [row[:3] for row in expected]
+    assert [row[3] for row in rows] == pytest.approx([row[3] for row in expected])
+    interval = result.methods[0].held_out.interval  # type: ignore[union-attr]
+    assert interval is not None
+    ends = f"{short_number(interval.low)} to {short_number(interval.high)}"
+    shown = [short_number(perplexity), ends, "1.000", f"{search:.4f}"]
+    assert [row[1:] for row in result.overview().rows] == [shown] * 3
+
+
+@pytest.mark.parametrize(("stop_after", "words"), [(1, "1 generation"), (2, "2 generations"), (None, "3 generations")])
+def test_the_course_of_the_search_is_said(models: ModelRegistry, stop_after: int | None, words: str) -> None:
+    result, plan = answered(planned(models, stop_after=stop_after))
+    best = [min(map(by_factors, generation)) for generation in plan.bred]
+    stops = [place.stop for place in plan.places.windows]
+    window = np.mean([(stop * 37 % 101) / 101 for stop in stops])
+    ends = f"from {best[0] + window:.4f} to {min(best) + window:.4f}"
+    candidates = sum(len(generation) for generation in plan.bred)
+    own = "took the loss on the search's own windows"
+    assert f"{candidates} candidates in {words} {own} {ends}." in result.answer.words
+    if stop_after is not None:
+        losses = [one.search_loss for one in result.ranked()]
+        assert losses == sorted(losses)
+        assert [row[1:] for row in result.overview().rows] == [["-", "-", "-", f"{loss:.4f}"] for loss in losses]
+
+
+def by_factors(individual: Individual) -> float:
+    """``by_distance`` of ``made_up``."""
+    return 2.0 + sum(abs(math.log(factor / ONE / 3)) for factor in individual.factors)
 
 
 def test_a_table_has_every_number(models: ModelRegistry) -> None:

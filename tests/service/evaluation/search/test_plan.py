@@ -73,6 +73,9 @@ def test_text_without_room_is_refused_and_the_least_that_suffices_is_not() -> No
     with pytest.raises(InvalidEvaluation, match="input: 2 windows and 4 held-out ones need 256 tokens: send more"):
         halves(255)
     assert [len(half.windows) for half in halves(256)] == [2, 4]
+    documents = [from_token_ids(name, [7] * 100, tiny_tokenizer()) for name in "ab"]
+    with pytest.raises(InvalidEvaluation, match="need 256 tokens of one document: send more"):
+        split(documents, 64, 32, (2, 4), 0)
 
 
 def test_a_window_of_each_document_is_enough() -> None:
@@ -83,7 +86,7 @@ def test_a_window_of_each_document_is_enough() -> None:
         split(documents, 64, 32, (4, 9), 0)
 
 
-@pytest.mark.parametrize("sizes", [(1000,), (700, 400), (300, 300, 300)])
+@pytest.mark.parametrize("sizes", [(1000,), (700, 400), (300, 300, 300), (1000, 100)])
 def test_the_length_by_default_has_room_for_all_windows(models: ModelRegistry, sizes: tuple[int, ...]) -> None:
     documents = [[5 + index] * size for index, size in enumerate(sizes)]
     plan = planned(models, length=None, input=documents, held_out=8)
