@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from structlog.testing import capture_logs
 
 from patches import Method, parse
+from service.models import policies
 from service.models.checkpoint.fingerprint import contents
 from service.models.checkpoint.loading import load
 from service.models.policies import assign_policies, check_policy, check_ranges
@@ -106,15 +106,17 @@ def test_a_folder_may_have_policies_of_other_models(
 
 
 def test_a_policy_of_a_served_name_and_other_weights_is_refused(
-    models: ModelRegistry, policy: dict[str, Any], tmp_path: Path
+    models: ModelRegistry, policy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also beside the policies of other models, which are passed over with a warning."""
+    warnings: list[tuple[str, dict[str, str]]] = []
+    monkeypatch.setattr(
+        policies.log, "warning", lambda event, **fields: warnings.append((event, fields)), raising=False
+    )
     write(tmp_path, "a.json", policy)
     write(tmp_path, "b.json", policy | {"model": "elsewhere", "fingerprint": "0" * 64})
-    with capture_logs() as logs:
-        assign_policies(read_policies(tmp_path), models)
-    unused = {"event": "policy_unused", "log_level": "warning", "file": str(tmp_path / "b.json"), "model": "elsewhere"}
-    assert logs == [unused]
+    assign_policies(read_policies(tmp_path), models)
+    assert warnings == [("policy_unused", {"file": str(tmp_path / "b.json"), "model": "elsewhere"})]
     models.default.policy = None
     write(tmp_path, "b.json", policy | {"model": "tiny-alibi", "fingerprint": "0" * 64})
     with pytest.raises(InvalidPolicy, match=r"b\.json: fingerprint: .* and 'tiny-alibi' has"):
