@@ -28,6 +28,8 @@ ADDRESS = "tests/service/jobs/test_address.py"
 SCRIPTS = "tests/service/evaluation/retrieval/test_scripts.py"
 
 EVALUATION = [
+    Mutation("first occurrences at other places", "service/evaluation", "first = [len(self.prefix) + start for",
+             "first = [start for", ("tests/service/evaluation/recommend/test_plan.py",)),
     Mutation("a linear scaling that TGI passes over", "service/export", "return kind != RopeType.LINEAR and ",
              "return ", (OWN_SCALING,)),
     Mutation("a factor of LongRoPE that no system reads", "service/export",

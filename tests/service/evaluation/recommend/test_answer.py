@@ -157,6 +157,9 @@ def test_a_cheaper_encoding_within_the_tolerance_serves_a_range(models: ModelReg
     assert result.answer.ranges[-1].label == "yarn(factor=4)"
     uses = "The policy uses yarn(factor=4) at 256 tokens: it is within the tolerance, and it costs less."
     assert uses in result.words()
+    assert (
+        result.title() == f"For 256 tokens use {GOOD}, or yarn(factor=4), which costs less and is within the tolerance."
+    )
     strict, _ = answered(planned(models, tolerance=0.01), made_up, (2.0, 0.9))
     assert strict.answer.ranges[-1].label == GOOD
 
@@ -179,6 +182,20 @@ def test_an_encoding_that_the_policy_uses_is_not_one_to_avoid(models: ModelRegis
     strict, _ = answered(planned(models, methods=BOTH), made_up, (2.0, 0.9))
     assert [found.label for found in strict.answer.ranges] == ["default", best]
     assert "default" in [found.label for found in strict.answer.avoid]
+
+
+@pytest.mark.parametrize(("loss", "doubtful"), [(2.0, True), (3.0, False)])
+def test_more_documents_are_the_way_out_of_doubt(models: ModelRegistry, loss: float, doubtful: bool) -> None:
+    """A tie is one. Over windows of one document, more windows help too."""
+    caution = "Windows of one document are alike: more documents compare candidates better than more windows."
+    made_up = {"others": (3.5, 0.8), GOOD: (2.0, 0.8), "yarn(factor=4)": (loss, 0.8, 0.01)}
+    for given, by_document in (([TEXT[at : at + 1500] for at in range(0, 7500, 1500)], True), (TEXT, False)):
+        plan = planned(models, input=given, methods=BOTH)
+        result, _ = answered(plan, made_up, (2.0, 0.9))
+        (interval,) = (at.perplexity_interval for at in result.methods[2].lengths if at.length == 256)
+        assert interval is not None
+        assert (interval.kind == "documents") == by_document
+        assert (caution in result.words()) == (doubtful and by_document)
 
 
 def test_within_the_trained_length_the_policy_keeps_the_own_encoding(models: ModelRegistry) -> None:

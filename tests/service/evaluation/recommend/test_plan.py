@@ -28,15 +28,19 @@ from tests.service.evaluation.prompting import finish, registry, settings_of
 from tests.service.evaluation.recommend.made_up import BOTH, GOOD, LENGTH, answered, planned, ranges_of
 
 
-def test_parts_of_a_window_are_repeated_before_its_last_tokens(models: ModelRegistry) -> None:
-    unit = planned(models).units[-1]
+@pytest.mark.parametrize(("bos", "prefix"), [("always", 1), ("never", 0)])
+def test_parts_of_a_window_are_repeated_before_its_last_tokens(models: ModelRegistry, bos: str, prefix: int) -> None:
+    unit = planned(models, bos=bos).units[-1]
     assert isinstance(unit, RecallUnit)
+    assert len(unit.prefix) == prefix
     ids, segment = unit.token_ids, unit.layout.segment
     assert len(ids) == unit.tokens == LENGTH
     begin = len(ids) - unit.layout.tail - COPIES * segment
     assert ids[-unit.layout.tail :] == list(unit.document.token_ids[unit.stop - unit.layout.tail : unit.stop])
-    for copy, start in enumerate(unit.starts):
-        first = start + (0 if unit.bos is None else 1)
+    firsts = [prefix + start for start in unit.starts]
+    assert firsts[0] == prefix
+    assert firsts[-1] < begin - segment
+    for copy, first in enumerate(firsts):
         assert ids[first : first + segment] == ids[begin + copy * segment :][:segment]
     outcome = finish(unit.run())
     patch = unit.subject.patch
@@ -53,6 +57,7 @@ def test_parts_of_a_window_are_repeated_before_its_last_tokens(models: ModelRegi
     assert len(late) == LENGTH // 2 - COPIES * segment
     again = [ranks[begin + copy * segment :][: segment - 1].tolist() for copy in range(COPIES)]
     assert outcome["ranks"].tolist() == again
+    assert outcome["ranks_first"].tolist() == [ranks[first:][: segment - 1].tolist() for first in firsts]
 
 
 def test_an_encoding_that_fails_at_the_end_of_the_length_loses(
@@ -76,6 +81,27 @@ def test_an_encoding_that_fails_at_the_end_of_the_length_loses(
     monkeypatch.setattr("service.evaluation.recommend.unit.token_scores", scored)
     result = finish(evaluate(plan))
     assert (result.answer.label, result.methods[1].verdict) == ("default", "worse")
+
+
+@pytest.mark.parametrize(("length", "late"), [(80, 0), (100, 4), (128, 32), (256, 96)])
+def test_late_tokens_are_past_the_trained_length_in_the_last_half(
+    models: ModelRegistry, length: int, late: int
+) -> None:
+    """Of 100 tokens, 16 are the tail and 16 repeat others. Four of the rest are past the trained 64."""
+    unit = planned(models, length=length, bos="never").units[-1]
+    assert isinstance(unit, RecallUnit)
+    assert (unit.length, unit.layout.tail, unit.layout.repeated) == (length, 16, 16)
+    assert unit.late == late
+
+
+def test_the_target_and_lengths_before_it(models: ModelRegistry) -> None:
+    """By default it is as long as the shortest document, and twice the trained length comes before it."""
+    schedule = planned(models, lengths=[100, 128], length=256).schedule
+    assert (schedule.shorter, schedule.target) == ((100, 128), 256)
+    documents = [[7] * 1000, [8] * 150]
+    for bos, prefix in (("never", 0), ("always", 1)):
+        schedule = planned(models, input=documents, length=None, bos=bos).schedule
+        assert (schedule.shorter, schedule.target) == ((128,), 150 + prefix)
 
 
 def test_the_rounds_read_less_than_a_quarter_of_everything() -> None:
