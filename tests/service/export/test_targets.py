@@ -12,7 +12,7 @@ import pytest
 
 from patches import RopeGeometry, from_text, parse, resolve, rope_parameters
 from service.export.target import TRAINED, Expression
-from service.export.targets import TARGETS, LengthRequired, NotExpressible, Source, default_length, export
+from service.export.targets import TARGETS, LengthRequired, NotExpressible, Source, default_length, export, shorthand
 from tests.methods import Fields, Row, rows
 
 GEOMETRY = RopeGeometry(64, 64, 10_000.0, 256, 256, num_attention_heads=4)
@@ -146,6 +146,8 @@ def test_encodings_without_a_length_ask_for_one_and_others_have_theirs() -> None
     assert {text: default_length(parse(from_text(text)), GEOMETRY) for text in lengths} == lengths
     # (256 - 64) x 8 + 64, which --ctx-size gets
     assert exported("self_extend", "llama.cpp", 1600).arguments[-6:-4] == ["--ctx-size", "1600"]
+    long = replace(GEOMETRY, original_max_position_embeddings=8192, max_position_embeddings=8192)
+    assert default_length(parse("linear:4096"), long) == (1 << 24) - 1, "the longest text of any request"
     declared = replace(GEOMETRY, max_position_embeddings=1024, native=parse({"method": "dynamic", "factor": 4}))
     assert default_length(parse({"method": "default"}), declared) == 1024
 
@@ -277,6 +279,11 @@ def test_what_the_folder_of_an_adapter_declares_is_written_out() -> None:
         for length in (200, 1024):
             assert exported("default", name, length, adapter) == exported("yarn:4", name, length)
         assert exported("default", name, 256, replace(adapter, geometry=GEOMETRY)) == target.unchanged(256)
+
+
+def test_a_short_form_has_whole_numbers_without_a_fraction() -> None:
+    for text in ("yarn:3.5", "yarn:4", "yarn:truncate=false,factor=2", "ntk:2.25"):
+        assert shorthand(parse(text)) == text
 
 
 @pytest.mark.parametrize("name", ["llama.cpp", "exllamav3", "tgi"])

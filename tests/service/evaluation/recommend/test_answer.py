@@ -184,6 +184,18 @@ def test_an_encoding_that_the_policy_uses_is_not_one_to_avoid(models: ModelRegis
     assert "default" in [found.label for found in strict.answer.avoid]
 
 
+def test_of_candidates_that_surely_are_as_good_the_cheapest_is_the_answer(models: ModelRegistry) -> None:
+    """It is not sure where its interval is partly above the tolerance."""
+    made_up = {"others": (3.5, 0.8), GOOD: (2.0, 0.8), "yarn(factor=4)": (2.001, 0.8, 0.01)}
+    result, _ = answered(planned(models, methods=BOTH), made_up, (2.0, 0.9))
+    cheap = result.methods[1].lengths[-1]
+    assert (result.answer.label, result.answer.tied) == ("yarn(factor=4)", [GOOD])
+    assert 0 < cheap.difference < cheap.difference_interval.high
+    between = (cheap.difference + cheap.difference_interval.high) / 2
+    strict, _ = answered(planned(models, methods=BOTH, tolerance=between), made_up, (2.0, 0.9))
+    assert (strict.answer.label, strict.answer.tied) == (GOOD, ["yarn(factor=4)"])
+
+
 @pytest.mark.parametrize(("loss", "doubtful"), [(2.0, True), (3.0, False)])
 def test_more_documents_are_the_way_out_of_doubt(models: ModelRegistry, loss: float, doubtful: bool) -> None:
     """A tie is one. Over windows of one document, more windows help too."""

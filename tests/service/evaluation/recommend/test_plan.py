@@ -153,6 +153,14 @@ def test_the_cost_is_the_most_and_in_the_end_exact(models: ModelRegistry) -> Non
     assert len(first.units) < len(last.units) < first.schedule.candidates * 16
 
 
+@pytest.mark.parametrize("fields", [{"methods": BOTH, "lengths": [100, 128]}, {"methods": [{"method": "default"}]}])
+def test_the_most_is_exact_where_no_candidate_leaves(models: ModelRegistry, fields: dict[str, Any]) -> None:
+    first = planned(models, **fields)
+    _, last = answered(first, {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}, (2.0, 0.9))
+    assert first.cost == last.cost
+    assert last.cost == (sum(unit.tokens for unit in last.units), len(last.units), len(last.units))
+
+
 def test_every_window_shows_whether_the_model_copies(models: ModelRegistry) -> None:
     """With a quarter of them, the demo model seemed to copy nothing, and an encoding that forgets was chosen."""
     plan = planned(models)
