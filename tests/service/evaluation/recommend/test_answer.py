@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from service.models.registry import ModelRegistry
@@ -182,6 +184,18 @@ def test_an_encoding_that_the_policy_uses_is_not_one_to_avoid(models: ModelRegis
     strict, _ = answered(planned(models, methods=BOTH), made_up, (2.0, 0.9))
     assert [found.label for found in strict.answer.ranges] == ["default", best]
     assert "default" in [found.label for found in strict.answer.avoid]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_loss_is_the_nll_and_the_share_that_is_not_recalled(models: ModelRegistry, counts: bool) -> None:
+    methods = [*BOTH, {"method": "streaming", "window": 40, "sink_tokens": 2}]
+    own_within = (2.0, 0.9) if counts else (2.0, 0.0)
+    result, _ = answered(planned(models, methods=methods), {"others": (3.0, 0.1), GOOD: (2.0, 0.8)}, own_within)
+    assert result.answer.recall_counts == counts
+    for method in result.methods:
+        for at in method.lengths:
+            assert at.loss == pytest.approx(math.log(at.perplexity) + (1 - at.recall if counts else 0))
+    assert [method.memory.tokens for method in result.methods] == [256, 256, 256, 42]
 
 
 def test_of_candidates_that_surely_are_as_good_the_cheapest_is_the_answer(models: ModelRegistry) -> None:

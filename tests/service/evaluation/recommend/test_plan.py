@@ -254,6 +254,10 @@ def test_a_budget_bounds_the_tokens(models: ModelRegistry) -> None:
     says = f"The budget allows {result.windows} of 16 windows: a larger one compares encodings better."
     assert says in result.words()
     assert "windows: " not in " ".join(planned(models).cautions)
+    least = planned(models, windows=2).cost.tokens
+    assert planned(models, budget=least).schedule.windows == 2
+    with pytest.raises(InvalidEvaluation, match=f"budget: must be at least {least} tokens"):
+        planned(models, budget=least - 1)
 
 
 def test_a_text_with_little_room_says_so(models: ModelRegistry) -> None:
