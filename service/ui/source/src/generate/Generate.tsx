@@ -1,5 +1,5 @@
 // One prompt, two to four encodings side by side, streaming together.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { type ApiError, byField } from "../api";
 import { CopyLink, count, Field, focusWrong, Input, numberOf, Problem } from "../controls";
 import { forModel, ModelChoice, type OfModel } from "../model";
@@ -180,15 +180,19 @@ function Encodings(props: {
   const { pe, errorOf, set } = props;
   const isFull = pe.length >= MOST_COLUMNS;
   const place = useRef<HTMLFieldSetElement>(null);
-  /** A button that was pressed may be gone or disabled: the focus goes to a field. */
-  const focus = (index: number) => requestAnimationFrame(() => place.current?.querySelectorAll("input")[index]?.focus());
+  /** A button that was pressed may be gone or disabled: the focus goes to this field. */
+  const next = useRef<number | null>(null);
+  useLayoutEffect(() => { // not a frame later: by then the user may type into another field
+    if (next.current !== null) place.current?.querySelectorAll("input")[next.current]?.focus();
+    next.current = null;
+  });
   const add = () => {
+    next.current = pe.length;
     set([...pe, "default"]);
-    focus(pe.length);
   };
   const remove = (index: number) => {
+    next.current = Math.min(index, pe.length - 2);
     set(pe.toSpliced(index, 1));
-    focus(Math.min(index, pe.length - 2));
   };
   return (
     <fieldset ref={place}>
