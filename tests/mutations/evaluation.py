@@ -23,6 +23,7 @@ FAILING = "tests/service/jobs/test_failing.py"
 PARAMETER = "tests/service/figures/test_parameter.py"
 POSITION = "tests/service/evaluation/perplexity/test_position.py"
 COMPARISON = "tests/service/evaluation/test_comparison.py"
+SHARES = "tests/service/evaluation/test_shares_compared.py"
 REACH = "tests/service/evaluation/test_reach.py"
 ADDRESS = "tests/service/jobs/test_address.py"
 SCRIPTS = "tests/service/evaluation/retrieval/test_scripts.py"
@@ -38,7 +39,7 @@ EVALUATION = [
     Mutation("entries without an option left out", "service/export", 'in KINDS and form.keys() <= {"rope_type"',
              'in KINDS or form.keys() <= {"rope_type"', (EXPORTS,)),
     Mutation("a correlation of shares without its correction", "service/evaluation", "corrected = max(above - n / 2,",
-             "corrected = max(above,", (COMPARISON,)),
+             "corrected = max(above,", (SHARES,)),
     Mutation("a policy checked at one end of a range", "service/models", "for length in (shortest, longest):",
              "for length in (longest,):", ("tests/service/policy/test_policy.py",)),
     Mutation("one method alone is the best", "service", "if method.rank == 1] if len(methods) > 1 else []",
@@ -282,11 +283,11 @@ EVALUATION = [
              ("tests/service/policy/test_auto_evaluations.py",)),
     Mutation("prompts of two tokenizers are the same ones", "service/evaluation/comparison",
              "same_prompts=have_one_tokenizer(entry.source.result, partner.source.result)", "same_prompts=True",
-             (COMPARISON,)),
+             (SHARES,)),
     Mutation("documents of a comparison are not compared", "service/evaluation/comparison",
              "if a is None or b is None or not _is_the_same(a, b, over_tokens):", "if False:", (COMPARISON,)),
     Mutation("a comparison forgets the cautions of its results", "service/evaluation/comparison",
-             "*_tokenizers(results), *_cautions(results)]", "*_tokenizers(results)]", (COMPARISON,)),
+             "*_tokenizers(results), *_cautions(results)]", "*_tokenizers(results)]", (SHARES,)),
     Mutation("a lower ratio is worse", "service/evaluation/comparison", '_verdict(interval, 1.0, "worse")',
              '_verdict(interval, 1.0, "better")', (COMPARISON,)),
     Mutation("every ratio of a table is sure", "service/evaluation/comparison", "interval, change.verdict in SURE)",
