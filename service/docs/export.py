@@ -70,12 +70,12 @@ Each method has the parameters of its picture in [Methods](methods.md), on a mod
 less. For gpt-oss, vLLM reads YaRN or a base alone. So do vLLM and SGLang for latent attention (DeepSeek). llama.cpp
 takes a base alone there.
 
-A checkpoint's own encoding may depend on the length, as LongRoPE's lists do. Every system reads them in its own way,
-so the answer names the differences there too. TGI passes over a linear scaling, and vLLM over LongRoPE's
-`attention_factor`. An export has such parts in another form. A model whose configuration has `position_encoding` is
-refused, as the demo model with ALiBi is. Only Ropeway reads that entry, and other systems would rotate. An own
-encoding in `dual_chunk_attention_config` (Qwen2.5-1M) is refused, since no system has an option for it. So are other
-encodings beside that entry for vLLM and SGLang, which read it first."""
+A checkpoint's own encoding may depend on the length, as LongRoPE's lists do. Every system reads them in its own way, so
+the answer names the differences there too. TGI passes over a linear scaling, and vLLM over LongRoPE's
+`attention_factor`. An export has such parts in another form, or is refused. A model whose configuration has
+`position_encoding` is refused, as the demo model with ALiBi is. Only Ropeway reads that entry, and other systems would
+rotate. An own encoding in `dual_chunk_attention_config` (Qwen2.5-1M) is refused, since no system has an option for it.
+So are other encodings beside that entry for vLLM and SGLang, which read it first."""
 
 
 def _row(drawn: Sample) -> list[str]:
